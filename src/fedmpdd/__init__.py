@@ -1,0 +1,26 @@
+"""Federated learning for scarce uplinks: a gradient as a few random ±1 projections and a seed."""
+
+from fedmpdd.codecs import CODECS, MPDD, Codec, Update
+from fedmpdd.directions import Key, derive_seed, partitioned_keys
+from fedmpdd.errors import FedmpddError, InputError, WireError
+from fedmpdd.wire import Limits, Session, pack, unpack
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CODECS",
+    "MPDD",
+    "Codec",
+    "FedmpddError",
+    "InputError",
+    "Key",
+    "Limits",
+    "Session",
+    "Update",
+    "WireError",
+    "__version__",
+    "derive_seed",
+    "pack",
+    "partitioned_keys",
+    "unpack",
+]

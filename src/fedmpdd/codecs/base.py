@@ -1,0 +1,146 @@
+"""The contract that FedMPDD and every rival keep."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmpdd.directions import Key, check_gradients, check_key
+from fedmpdd.errors import CodecError, KeyRangeError
+
+Float32 = NDArray[np.float32]
+Arrays = tuple[NDArray[Any], ...]  # what an update consists of: one array per section of its codec
+
+
+class Section(NamedTuple):
+    """One array of an update: how many values of which little-endian type."""
+
+    name: str
+    dtype: str
+    length: int
+
+    @property
+    def nbytes(self) -> int:
+        """Length of the section in bytes."""
+        return self.length * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Update:
+    """What one client uploads in one round. It has exactly one byte representation: see fedmpdd.wire."""
+
+    codec: "Codec"
+    d: int
+    key: Key
+    arrays: Arrays
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Update):
+            return NotImplemented
+        return (self.codec, self.d, self.key) == (other.codec, other.d, other.key) and all(
+            mine.tobytes() == theirs.tobytes() for mine, theirs in zip(self.arrays, other.arrays, strict=True)
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.codec, self.d, self.key, *(array.tobytes() for array in self.arrays)))
+
+
+class Parameters(NamedTuple):
+    """A codec's parameters as a frame carries them: two bytes and a 32-bit number."""
+
+    first: int
+    second: int
+    size: int
+
+
+class Codec(ABC):
+    """How a gradient becomes an update, and updates become an estimate of their mean gradient.
+
+    A codec is immutable and has no state: the same gradients and keys give the same updates. Its parameters are its
+    dataclass fields; two codecs of equal parameters are equal.
+    """
+
+    name: ClassVar[str]
+    code: ClassVar[int]  # its number on the wire
+    unbiased: ClassVar[bool]
+
+    @abstractmethod
+    def check(self, d: int, slot: int = 0) -> None:
+        """Raise InputError if gradients of d coordinates cannot be encoded in that slot."""
+
+    @abstractmethod
+    def sections(self, d: int) -> tuple[Section, ...]:
+        """Return the arrays that an update of a gradient of d coordinates consists of."""
+
+    @abstractmethod
+    def check_content(self, arrays: Arrays) -> None:
+        """Raise ContentError if arrays of the right size hold what this codec never writes."""
+
+    @abstractmethod
+    def parameters(self) -> Parameters:
+        """Return what a frame must carry to rebuild this codec."""
+
+    @classmethod
+    @abstractmethod
+    def from_parameters(cls, parameters: Parameters) -> "Codec":
+        """Rebuild a codec, or raise InputError if there is none with these parameters."""
+
+    @abstractmethod
+    def variance(self, d: int, n: int = 1, *, partitioned: bool = False, alignment: float | None = None) -> float:
+        """Return E‖mean of n estimates − mean of n gradients‖² / mean ‖gradient‖², by formula."""
+
+    @abstractmethod
+    def _encode(self, gradients: Float32, keys: list[Key]) -> list[Arrays]:
+        """`encode`, with arguments that were checked: the arrays of each update."""
+
+    @abstractmethod
+    def _decode_sum(self, updates: Sequence[Update], factors: NDArray[np.float64], d: int) -> Float32:
+        """Sum over updates of factor times estimate, with arguments that were checked."""
+
+    def bytes_per_update(self, d: int) -> int:
+        """Return the bytes of scale and scalars alone: no seed, no header, no checksum (the paper counts so)."""
+        return sum(section.nbytes for section in self.sections(d))
+
+    def encode(self, gradients: Float32, keys: Sequence[Key | int]) -> list[Update]:
+        """Encode gradients [clients, d], float32, each with its own key (an integer is a seed)."""
+        check_gradients(gradients)
+        clients, d = gradients.shape
+        checked = [check_key(key) for key in keys]
+        if len(checked) != clients:
+            raise KeyRangeError(f"{clients} gradients came with {len(checked)} keys; each gradient needs one")
+        for slot in {key.slot for key in checked}:
+            self.check(d, slot)
+        return [
+            Update(self, d, key, arrays) for key, arrays in zip(checked, self._encode(gradients, checked), strict=True)
+        ]
+
+    def decode_mean(self, updates: Sequence[Update], weights: Sequence[float] | None = None) -> Float32:
+        """Estimate the (weighted) mean of the gradients that the updates came from."""
+        if not updates:
+            raise CodecError("there are no updates to decode; a round needs at least one")
+        d = updates[0].d
+        for i, update in enumerate(updates):
+            if (update.codec is not self and update.codec != self) or update.d != d:
+                raise CodecError(
+                    f"update {i} is from {update.codec} with d = {update.d}, but {self} with d = {d} decodes "
+                    "this round; decode the updates of different codecs or models apart"
+                )
+        return self._decode_sum(updates, _factors(len(updates), weights), d)
+
+
+def _factors(count: int, weights: Sequence[float] | None) -> NDArray[np.float64]:
+    """Weights that add up to one."""
+    if weights is None:
+        return np.full(count, 1.0 / count)
+    values = np.asarray(weights, dtype=np.float64)
+    if values.shape != (count,):
+        raise CodecError(f"{count} updates came with weights of shape {list(values.shape)}; each update needs one")
+    total = values.sum()
+    if not (np.isfinite(values).all() and (values >= 0).all() and total > 0):
+        raise CodecError(
+            f"weights {values.tolist()} cannot be averaged with; expected finite, none negative, sum above 0"
+        )
+    return np.asarray(values / total)

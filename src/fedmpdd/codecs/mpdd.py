@@ -1,0 +1,226 @@
+"""FedMPDD: m directional derivatives of the gradient and a seed (Algorithm 2 of the paper).
+
+With m = 1 and 32 bits it is FedPDD (Algorithm 1). Fewer bits, and hadamard directions, are this project's own; the
+derivations of scales and variances are in docs/codec.md.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmpdd.codecs.base import Arrays, Codec, Float32, Parameters, Section, Update
+from fedmpdd.directions import (
+    FAMILIES,
+    MAX_DIRECTIONS,
+    Key,
+    family_named,
+    hadamard_size,
+    moments,
+    rounding_words,
+)
+from fedmpdd.errors import CodecError, ContentError
+
+BITS = (32, 16, 8, 4, 1)
+_INTEGER_TYPES = {16: "<i2", 8: "<i1"}
+
+
+@dataclass(frozen=True)
+class MPDD(Codec):
+    """m scalars of `bits` bits along directions of `family`."""
+
+    m: int
+    bits: int = 32
+    family: str = "rademacher"
+
+    name: ClassVar[str] = "mpdd"
+    code: ClassVar[int] = 1
+    unbiased: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.m, int) or isinstance(self.m, bool) or not 1 <= self.m < MAX_DIRECTIONS:
+            raise CodecError(f"m = {self.m!r} is not a number of directions: expected an integer from 1 to 2^32 − 1")
+        if self.bits not in BITS:
+            raise CodecError(
+                f"bits = {self.bits!r} is not a size of scalars: expected one of {', '.join(map(str, BITS))}"
+            )
+        family_named(self.family)
+
+    @property
+    def levels(self) -> int:
+        """Largest level of a scalar of 4 to 16 bits: levels are −levels … levels."""
+        return int(2 ** (self.bits - 1)) - 1
+
+    # ---------------------------------------------------------------------------------- what is on the wire
+
+    def check(self, d: int, slot: int = 0) -> None:
+        """See Codec."""
+        family_named(self.family).check(d, self.m, slot)
+
+    def sections(self, d: int) -> tuple[Section, ...]:
+        """See Codec. Every number of bits but 32 has one scale per update."""
+        if self.bits == 32:
+            return (Section("scalars", "<f4", self.m),)
+        scale = Section("scale", "<f4", 1)
+        if self.bits in _INTEGER_TYPES:
+            return scale, Section("scalars", _INTEGER_TYPES[self.bits], self.m)
+        return scale, Section("scalars", "|u1", -(-self.m * self.bits // 8))
+
+    def check_content(self, arrays: Arrays) -> None:
+        """See Codec."""
+        if self.bits == 32:
+            if not np.isfinite(arrays[0]).all():
+                raise ContentError("a scalar is NaN or infinite; expected finite float32: drop this update")
+            return
+        scale, scalars = float(arrays[0][0]), arrays[1]
+        if not (math.isfinite(scale) and math.copysign(1.0, scale) > 0):
+            raise ContentError(f"the scale is {scale}; expected a finite number, 0 or above: drop this update")
+        if self.bits in (1, 4):
+            used = self.m * self.bits % 8
+            if used and int(scalars[-1]) >> used:
+                raise ContentError(f"the {8 - used} bits after the last scalar are not all zero: drop this update")
+        if self.bits > 1 and (self._unpack(scalars) < -self.levels).any():
+            raise ContentError(f"a scalar has level {-self.levels - 1}; levels are ±{self.levels}: drop this update")
+        if scale == 0.0 and scalars.any():
+            raise ContentError("the scale is 0 but a scalar is not; a zero gradient has zero scalars: drop this update")
+
+    def parameters(self) -> Parameters:
+        """See Codec."""
+        return Parameters(family_named(self.family).code, self.bits, self.m)
+
+    @classmethod
+    def from_parameters(cls, parameters: Parameters) -> "MPDD":
+        """See Codec."""
+        for family in FAMILIES.values():
+            if family.code == parameters.first:
+                return cls(m=parameters.size, bits=parameters.second, family=family.name)
+        raise CodecError(f"family number {parameters.first} is unknown")
+
+    # ------------------------------------------------------------------------------------------------ encode
+
+    def _encode(self, gradients: Float32, keys: list[Key]) -> list[Arrays]:
+        seconds_and_fourths = moments(gradients)
+        # Algorithm 2, lines 7-10: s[j] = u_jᵀ g
+        scalars = family_named(self.family).encode(gradients, keys, self.m)
+        # |s| ≤ √d·‖g‖, so that only a huge gradient needs a look at every scalar.
+        if seconds_and_fourths[:, 0].max() * gradients.shape[1] > 1e76 and not np.isfinite(scalars).all():
+            raise CodecError(
+                "a projection overflows float32: the gradient is too large; scale or clip it before encoding"
+            )
+        if self.bits == 32:
+            return [(row,) for row in scalars]
+        if self.bits == 1:
+            scales, packed = _one_bit(scalars, seconds_and_fourths)
+        else:
+            scales, packed = self._round(scalars, keys)
+        return [(scales[i : i + 1], packed[i]) for i in range(len(keys))]
+
+    def _round(self, scalars: Float32, keys: list[Key]) -> tuple[Float32, NDArray[Any]]:
+        """Stochastic rounding to levels of a common step, the largest scalar on the last level: unbiased."""
+        largest = np.abs(scalars).max(axis=1).astype(np.float64)
+        scales = (largest / self.levels).astype(np.float32)
+        # float32 may have rounded the step down, and the largest scalar must not need one level more.
+        low = scales.astype(np.float64) * self.levels < largest
+        scales[low] = np.nextafter(scales[low], np.float32(np.inf))
+        if not np.isfinite(scales).all():
+            raise CodecError("the scale overflows float32: the gradient is too large; scale or clip it before encoding")
+        steps = np.where(scales > 0, scales, 1).astype(np.float64)[:, np.newaxis]
+        uniform = (rounding_words(keys, self.m) + 0.5) * 2.0**-32
+        levels = np.floor(scalars / steps + uniform)
+        levels[scales == 0] = 0
+        if self.bits == 4:
+            return scales, _pack_nibbles(levels.astype(np.int8))
+        return scales, levels.astype(_INTEGER_TYPES[self.bits])
+
+    # ------------------------------------------------------------------------------------------------ decode
+
+    def _decode_sum(self, updates: Sequence[Update], factors: NDArray[np.float64], d: int) -> Float32:
+        # Algorithm 2, lines 13-20, with the 1/m and the weight of the client folded into the scalars.
+        family = family_named(self.family)
+        keys = [update.key for update in updates]
+        factors = factors / self.m
+        values = np.concatenate([update.arrays[-1] for update in updates]).reshape(len(updates), -1)
+        if self.bits == 32:
+            return family.decode(values.astype(np.float32, copy=False), factors, keys, d)
+        factors = factors * np.concatenate([update.arrays[0] for update in updates])
+        if self.bits == 1:
+            return family.decode_signs(values.astype(np.uint8, copy=False), factors, keys, self.m, d)
+        return family.decode(self._unpack(values).astype(np.float32), factors, keys, d)
+
+    def _unpack(self, scalars: NDArray[Any]) -> NDArray[Any]:
+        """Levels of scalars of 4 to 16 bits."""
+        if self.bits != 4:
+            return scalars
+        nibbles = np.stack([scalars & 15, scalars >> 4], axis=-1).reshape(*scalars.shape[:-1], -1)[..., : self.m]
+        return np.asarray((nibbles ^ 8).astype(np.int8) - 8)
+
+    # ----------------------------------------------------------------------------------------------- variance
+
+    def variance(self, d: int, n: int = 1, *, partitioned: bool = False, alignment: float | None = None) -> float:
+        """Return the error of the mean of n clients, relative to the mean squared norm of their gradients.
+
+        Independent keys: the error of one client divided by n. Partitioned (one seed, one slot a client): errors of
+        clients cancel as far as gradients agree; `alignment` is ‖mean gradient‖² / mean ‖gradient‖², from 1/n
+        (unrelated gradients, the default) to 1 (all the same).
+        """
+        overlap = family_named(self.family).overlap(d)
+        one = d / self.m * self._scalar_second_moment() + (1 - 1 / self.m) * overlap - 1
+        if not partitioned or n == 1:
+            return one / n
+        shared = 1 / n if alignment is None else alignment
+        repeated = _repeated_rows(hadamard_size(d), self.m, n) if self.family == "hadamard" else 0.0
+        cosine = max(0.0, (shared - 1 / n) * n / (n - 1))  # of two clients' gradients, on average
+        # Two signs of one row agree more often than the cosine says: E = 2/π · asin(cosine).
+        same_row = d * math.asin(min(1.0, cosine)) / cosine if self.bits == 1 and cosine > 0 else d
+        return one / n + ((1 - repeated) * overlap + repeated * same_row - 1) * (shared - 1 / n)
+
+    def _scalar_second_moment(self) -> float:
+        """E[s̃²] / ‖g‖² of a scalar as it is decoded: 1 plus what its bits add."""
+        if self.bits == 32:
+            return 1.0
+        if self.bits == 1:
+            return math.pi / 2
+        # A fraction of a step that is uniform adds step²/6; the largest scalar sits on a level and adds nothing.
+        return 1.0 + (1 - 1 / self.m) * _expected_largest_square(self.m) / (6 * self.levels**2)
+
+
+def _one_bit(scalars: Float32, seconds_and_fourths: NDArray[np.float64]) -> tuple[Float32, NDArray[np.uint8]]:
+    """Signs, and the scale √(π/2)·‖g‖ / (1 + Σg⁴/(12‖g‖⁴)) that makes sign · scale unbiased (docs/codec.md)."""
+    second, fourth = seconds_and_fourths.T
+    safe = np.where(second > 0, second, 1.0)
+    scales = (np.sqrt(math.pi / 2 * second) / (1 + fourth / (12 * safe * safe))).astype(np.float32)
+    if not np.isfinite(scales).all():
+        raise CodecError("the scale overflows float32: the gradient is too large; scale or clip it before encoding")
+    negative = (scalars < 0) & (scales > 0)[:, np.newaxis]
+    return scales, np.packbits(negative, axis=1, bitorder="little")
+
+
+def _pack_nibbles(levels: NDArray[np.int8]) -> NDArray[np.uint8]:
+    """Two's complement nibbles, the even-numbered scalar in the low half."""
+    width = levels.shape[1]
+    nibbles = np.zeros((levels.shape[0], width + width % 2), dtype=np.uint8)
+    nibbles[:, :width] = levels.view(np.uint8) & 15
+    return np.asarray(nibbles[:, 0::2] | nibbles[:, 1::2] << 4)
+
+
+@cache
+def _expected_largest_square(m: int) -> float:
+    """E[max z_j²] of m standard normals: ∫ 1 − P(z² ≤ t)^m dt, by Simpson's rule on t = x²."""
+    x = np.linspace(0.0, 12.0, 4801)
+    below = np.array([math.erf(v / math.sqrt(2)) for v in x])
+    integrand = 2 * x * -np.expm1(m * np.log(np.maximum(below, 1e-300)))
+    weights = np.full(x.size, 2.0)
+    weights[1::2] = 4.0
+    weights[[0, -1]] = 1.0
+    return float(weights @ integrand * (x[1] - x[0]) / 3)
+
+
+def _repeated_rows(size: int, m: int, n: int) -> float:
+    """Of all pairs of directions of two different clients of a partitioned round, the part that is the same row."""
+    full, rest = divmod(n * m, size)
+    same = rest * (full + 1) * full + (size - rest) * full * (full - 1)
+    return same / (n * (n - 1) * m * m)

@@ -1,0 +1,32 @@
+"""Directions: vectors of ±1 that are pure functions of (seed, index, d), never stored and never sent.
+
+The stream is a published standard, docs/directions.md, so that any two machines agree on every sign.
+"""
+
+from fedmpdd.directions.families import FAMILIES, Family, Hadamard, Rademacher, family_named
+from fedmpdd.directions.keys import Key, check_key, derive_seed, partitioned_keys, rounding_words
+from fedmpdd.directions.native import available_isas, backend, check_gradients, moments, using
+from fedmpdd.directions.spec import MAX_D, MAX_DIRECTIONS, MAX_SEED, MAX_SLOT, hadamard_size
+
+__all__ = [
+    "FAMILIES",
+    "MAX_D",
+    "MAX_DIRECTIONS",
+    "MAX_SEED",
+    "MAX_SLOT",
+    "Family",
+    "Hadamard",
+    "Key",
+    "Rademacher",
+    "available_isas",
+    "backend",
+    "check_gradients",
+    "check_key",
+    "derive_seed",
+    "family_named",
+    "hadamard_size",
+    "moments",
+    "partitioned_keys",
+    "rounding_words",
+    "using",
+]

@@ -1,0 +1,146 @@
+// The Python face of the kernels. Arguments are checked in Python (native.py), where errors can be good; what is
+// checked here again is only what would otherwise read or write outside an array.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <vector>
+
+#include "families.hpp"
+#include "philox.hpp"
+#include "pool.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace {
+
+using fedmpdd::Batch;
+using fedmpdd::Kernels;
+
+template <class T> using In1 = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <class T> using In2 = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+template <class T> using Out1 = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <class T> using Out2 = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+const Kernels& kernels_named(const std::string& isa) {
+  const Kernels* kernels = fedmpdd::select_kernels(isa.c_str());
+  if (kernels == nullptr) throw std::invalid_argument("this machine cannot run the '" + isa + "' kernels");
+  return *kernels;
+}
+
+void require(bool condition, const char* what) {
+  if (!condition) throw std::invalid_argument(what);
+}
+
+Batch batch_of(const In1<std::uint64_t>& seeds, const In1<std::uint64_t>& firsts, std::size_t clients, std::uint64_t d,
+               std::uint64_t m, int threads) {
+  require(seeds.shape(0) == clients && firsts.shape(0) == clients, "one seed and one first index per client");
+  require(clients > 0 && d > 0 && m > 0 && threads > 0, "clients, d, m and threads must be positive");
+  return {clients, d, m, seeds.data(), firsts.data()};
+}
+
+using Encode = void (*)(const Kernels&, const Batch&, const float*, float*, int);
+using Decode = void (*)(const Kernels&, const Batch&, const float*, const double*, float*, int);
+
+template <Encode encode>
+void bind_encode(nb::module_& m, const char* name) {
+  m.def(name, [](const In2<float>& gradients, const In1<std::uint64_t>& seeds, const In1<std::uint64_t>& firsts,
+                 const Out2<float>& scalars, int threads, const std::string& isa) {
+    const Kernels& kernels = kernels_named(isa);
+    require(scalars.shape(0) == gradients.shape(0), "one row of scalars per gradient");
+    const Batch batch = batch_of(seeds, firsts, gradients.shape(0), gradients.shape(1), scalars.shape(1), threads);
+    nb::gil_scoped_release release;
+    encode(kernels, batch, gradients.data(), scalars.data(), threads);
+  }, "gradients"_a, "seeds"_a, "firsts"_a, "scalars"_a, "threads"_a, "isa"_a);
+}
+
+template <Decode decode>
+void bind_decode(nb::module_& m, const char* name) {
+  m.def(name, [](const In2<float>& scalars, const In1<double>& factors, const In1<std::uint64_t>& seeds,
+                 const In1<std::uint64_t>& firsts, const Out1<float>& out, int threads, const std::string& isa) {
+    const Kernels& kernels = kernels_named(isa);
+    require(factors.shape(0) == scalars.shape(0), "one factor per row of scalars");
+    const Batch batch = batch_of(seeds, firsts, scalars.shape(0), out.shape(0), scalars.shape(1), threads);
+    nb::gil_scoped_release release;
+    decode(kernels, batch, scalars.data(), factors.data(), out.data(), threads);
+  }, "scalars"_a, "factors"_a, "seeds"_a, "firsts"_a, "out"_a, "threads"_a, "isa"_a);
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  m.def("isa_name", [](const std::string& isa) { return std::string(kernels_named(isa).name); }, "isa"_a);
+
+  bind_encode<fedmpdd::rademacher_encode>(m, "rademacher_encode");
+  bind_encode<fedmpdd::hadamard_encode>(m, "hadamard_encode");
+  bind_decode<fedmpdd::rademacher_decode>(m, "rademacher_decode");
+  bind_decode<fedmpdd::hadamard_decode>(m, "hadamard_decode");
+
+  m.def("onebit_decode", [](const In2<std::uint8_t>& negative, std::uint64_t m_, const In1<double>& factors,
+                            const In1<std::uint64_t>& seeds, const In1<std::uint64_t>& firsts, const Out1<float>& out,
+                            int threads, const std::string& isa) {
+    const Kernels& kernels = kernels_named(isa);
+    require(negative.shape(1) * 8 >= m_ && factors.shape(0) == negative.shape(0), "m bits and a factor a row");
+    const Batch batch = batch_of(seeds, firsts, negative.shape(0), out.shape(0), m_, threads);
+    nb::gil_scoped_release release;
+    fedmpdd::onebit_decode(kernels, batch, negative.data(), negative.shape(1), factors.data(), out.data(), threads);
+  }, "negative"_a, "m"_a, "factors"_a, "seeds"_a, "firsts"_a, "out"_a, "threads"_a, "isa"_a);
+
+  m.def("moments", [](const In2<float>& gradients, const Out2<double>& out, int threads, const std::string& isa) {
+    const Kernels& kernels = kernels_named(isa);
+    require(out.shape(0) == gradients.shape(0) && out.shape(1) == 2 && threads > 0, "two moments per gradient");
+    nb::gil_scoped_release release;
+    fedmpdd::gradient_moments(kernels, gradients.data(), gradients.shape(0), gradients.shape(1), out.data(), threads);
+  }, "gradients"_a, "out"_a, "threads"_a, "isa"_a);
+
+  m.def("rounding_words", [](const In1<std::uint64_t>& seeds, const In1<std::uint64_t>& slots,
+                             const Out2<std::uint32_t>& out) {
+    const std::size_t rows = out.shape(0), width = out.shape(1);
+    require(seeds.shape(0) == rows && slots.shape(0) == rows, "one seed and one slot per row");
+    nb::gil_scoped_release release;
+    for (std::size_t i = 0; i < rows; ++i)
+      for (std::size_t j = 0; j < width; j += 4) {
+        const std::uint64_t block = j / 4;
+        const std::uint32_t counter[4] = {static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(slots.data()[i]),
+                                          fedmpdd::kDomainRounding, static_cast<std::uint32_t>(block >> 32)};
+        std::uint32_t words[4];
+        fedmpdd::philox4x32(counter, seeds.data()[i], words);
+        std::copy_n(words, std::min<std::size_t>(4, width - j), out.data() + i * width + j);
+      }
+  }, "seeds"_a, "slots"_a, "out"_a);
+
+  // Small windows onto the spec, for tests and for writers of other clients.
+  m.def("signs", [](std::uint64_t seed, std::uint32_t domain, std::uint32_t index, const Out1<float>& out,
+                    std::uint64_t first_tile, const std::string& isa) {
+    const Kernels& kernels = kernels_named(isa);
+    for (std::size_t i = 0; i < out.shape(0); ++i) out.data()[i] = 1.0f;
+    for (std::size_t begin = 0; begin < out.shape(0); begin += fedmpdd::kTile) {
+      const std::size_t count = std::min<std::size_t>(fedmpdd::kTile, out.shape(0) - begin);
+      kernels.apply_signs(out.data() + begin, out.data() + begin, static_cast<int>(count),
+                          first_tile + begin / fedmpdd::kTile, seed, domain, index, false);
+    }
+  }, "seed"_a, "domain"_a, "index"_a, "out"_a, "first_tile"_a, "isa"_a);
+  m.def("philox4x32", [](std::uint32_t c0, std::uint32_t c1, std::uint32_t c2, std::uint32_t c3, std::uint64_t key) {
+    const std::uint32_t counter[4] = {c0, c1, c2, c3};
+    std::uint32_t out[4];
+    fedmpdd::philox4x32(counter, key, out);
+    return nb::make_tuple(out[0], out[1], out[2], out[3]);
+  }, "c0"_a, "c1"_a, "c2"_a, "c3"_a, "key"_a);
+  m.def("hadamard_order", [](std::uint64_t d) {
+    require(d > 0 && d <= (std::uint64_t{1} << 40), "d must be in [1, 2^40]");
+    const auto order = fedmpdd::hadamard_order(d);
+    return nb::make_tuple(order.outer, order.log2);
+  }, "d"_a);
+  m.def("hadamard_rows", [](std::uint64_t seed, std::uint64_t d, std::uint64_t first, const Out1<std::uint64_t>& rows,
+                            const std::string& isa) {
+    const Kernels& kernels = kernels_named(isa);
+    require(d > 0 && d <= (std::uint64_t{1} << 40), "d must be in [1, 2^40]");
+    const auto order = fedmpdd::hadamard_order(d);
+    require(rows.shape(0) <= order.size() && first <= order.size() - rows.shape(0), "rows beyond the matrix");
+    kernels.permute(fedmpdd::feistel_for(seed, order), first, rows.shape(0), rows.data());
+  }, "seed"_a, "d"_a, "first"_a, "rows"_a, "isa"_a);
+}

@@ -1,0 +1,85 @@
+"""Everything this package raises on purpose.
+
+    FedmpddError
+    ├── InputError (also a ValueError)     what the caller passed in cannot be used
+    │   ├── GradientError                  shape, dtype, memory layout, NaN or infinity
+    │   ├── KeyRangeError                  a seed or slot outside its range, or the wrong number of keys
+    │   ├── CodecError                     parameters that no codec has, or updates that do not belong together
+    │   └── BackendError                   kernels or threads that this machine cannot give
+    └── WireError (also a ValueError)      bytes from outside are not an update we can believe
+        ├── TruncatedFrameError            shorter than the smallest frame
+        ├── MagicError                     not a fedmpdd frame at all
+        ├── VersionError                   a frame of a version this package does not read
+        ├── UnknownCodecError              codec, family or bits that this package does not know
+        ├── SessionMismatchError           a compact frame made for another session
+        ├── LimitError                     d, m or slot is zero or beyond what the receiver allows
+        ├── FrameLengthError               longer or shorter than its own header says
+        ├── ChecksumError                  damaged on the way, or made for another key
+        └── ContentError                   NaN, infinity, reserved levels or stray bits among the scalars
+
+Every message says what came, what was expected and what to do about it.
+"""
+
+
+class FedmpddError(Exception):
+    """Base of everything this package raises on purpose."""
+
+
+class InputError(FedmpddError, ValueError):
+    """What the caller passed in cannot be used."""
+
+
+class GradientError(InputError):
+    """A gradient of the wrong shape, dtype or layout, or with values that are not finite."""
+
+
+class KeyRangeError(InputError):
+    """A seed or slot outside its range, or the wrong number of keys."""
+
+
+class CodecError(InputError):
+    """Parameters that no codec has, or updates that do not belong together."""
+
+
+class BackendError(InputError):
+    """Kernels or threads that this machine cannot give."""
+
+
+class WireError(FedmpddError, ValueError):
+    """Bytes from outside are not an update we can believe."""
+
+
+class TruncatedFrameError(WireError):
+    """Shorter than the smallest frame."""
+
+
+class MagicError(WireError):
+    """Not a fedmpdd frame at all."""
+
+
+class VersionError(WireError):
+    """A frame of a version this package does not read."""
+
+
+class UnknownCodecError(WireError):
+    """Codec, family or bits that this package does not know."""
+
+
+class SessionMismatchError(WireError):
+    """A compact frame made for another session."""
+
+
+class LimitError(WireError):
+    """A d, m or slot that is zero or beyond what the receiver allows."""
+
+
+class FrameLengthError(WireError):
+    """Longer or shorter than its own header says."""
+
+
+class ChecksumError(WireError):
+    """Damaged on the way, or made for another key."""
+
+
+class ContentError(WireError):
+    """NaN, infinity, reserved levels or stray bits among the scalars."""

@@ -1,0 +1,231 @@
+"""Updates to bytes and back. The formats are specified, byte by byte, in docs/wire-format.md.
+
+Nothing that comes from outside is believed before it is checked, and nothing is allocated before its size was
+checked against the receiver's limits. Checks go in a fixed order (see the spec), so a given frame always
+raises the same exception.
+"""
+
+import struct
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedmpdd.codecs import CODECS, Arrays, Codec, Parameters, Section, Update
+from fedmpdd.directions import MAX_D, Key, check_key
+from fedmpdd.errors import (
+    ChecksumError,
+    CodecError,
+    FrameLengthError,
+    InputError,
+    KeyRangeError,
+    LimitError,
+    MagicError,
+    SessionMismatchError,
+    TruncatedFrameError,
+    UnknownCodecError,
+    VersionError,
+)
+
+MAGIC = b"FMPD"
+VERSION = 1
+COMPACT_MARK = 0xF0 | VERSION  # first byte of a compact frame
+
+_HEADER = struct.Struct("<4sBBBBQIIQ")  # magic, version, codec, two parameters, d, size, slot, seed
+_COMPACT_HEAD = struct.Struct("<B3s")
+_SEED = struct.Struct("<Q")
+_CHECKSUM = struct.Struct("<I")
+_SMALLEST_FRAME = _HEADER.size + _CHECKSUM.size
+_SMALLEST_COMPACT = _COMPACT_HEAD.size + _CHECKSUM.size
+
+_CODES: dict[int, type[Codec]] = {codec.code: codec for codec in CODECS.values()}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a receiver is ready to allocate for. The defaults fit a billion-parameter model."""
+
+    max_d: int = 2**34
+    max_payload: int = 2**28  # bytes of scale and scalars
+
+    def __post_init__(self) -> None:
+        if not (1 <= self.max_d <= MAX_D and self.max_payload >= 1):
+            raise CodecError(f"{self} cannot be met: expected max_d from 1 to 2^40 and max_payload of at least 1")
+
+
+DEFAULT_LIMITS = Limits()
+
+
+def _header(codec: Codec, d: int, key: Key) -> bytes:
+    first, second, size = codec.parameters()
+    return _HEADER.pack(MAGIC, VERSION, codec.code, first, second, d, size, key.slot, key.seed)
+
+
+def _payload(update: Update) -> bytes:
+    sections = update.codec.sections(update.d)
+    return b"".join(
+        array.astype(section.dtype, copy=False).tobytes()
+        for section, array in zip(sections, update.arrays, strict=True)
+    )
+
+
+def _checksum(*parts: bytes | memoryview) -> int:
+    value = 0
+    for part in parts:
+        value = zlib.crc32(part, value)
+    return value
+
+
+def _read_arrays(payload: memoryview, sections: tuple[Section, ...]) -> Arrays:
+    arrays = []
+    offset = 0
+    for section in sections:
+        # A copy: an update must not change, nor keep alive, the buffer it was read from.
+        arrays.append(np.frombuffer(payload, section.dtype, section.length, offset).copy())
+        offset += section.nbytes
+    return tuple(arrays)
+
+
+def _check_length(length: int, overhead: int, sections: tuple[Section, ...]) -> None:
+    expected = overhead + sum(section.nbytes for section in sections)
+    if length != expected:
+        raise FrameLengthError(f"the frame has {length} bytes where its header makes it {expected}; ask for it again")
+
+
+def _check_sum(found: int, expected: int) -> None:
+    if found != expected:
+        raise ChecksumError(
+            f"the checksum is {found:08x} where the content makes it {expected:08x}: the frame was damaged, or made "
+            "for another key; ask for it again"
+        )
+
+
+def _check_limits(codec: Codec, d: int, slot: int, limits: Limits) -> None:
+    if not 1 <= d <= limits.max_d:
+        raise LimitError(f"d = {d} is outside 1 to {limits.max_d}; if models are that large here, raise Limits.max_d")
+    try:
+        codec.check(d, slot)
+    except InputError as error:
+        raise LimitError(f"{codec} cannot be used at d = {d}, slot {slot}: {error}") from None
+    payload = codec.bytes_per_update(d)
+    if payload > limits.max_payload:
+        raise LimitError(
+            f"{codec} makes updates of {payload} bytes at d = {d}, above {limits.max_payload}; "
+            "if updates are that large here, raise Limits.max_payload"
+        )
+
+
+def pack(update: Update) -> bytes:
+    """Return the self-contained frame of an update: whoever reads it needs to know nothing else."""
+    body = _header(update.codec, update.d, update.key) + _payload(update)
+    return body + _CHECKSUM.pack(_checksum(body))
+
+
+def unpack(frame: bytes | bytearray | memoryview, limits: Limits = DEFAULT_LIMITS) -> Update:
+    """Read a self-contained frame, or raise the WireError that says what is wrong with it."""
+    view = memoryview(frame).cast("B")
+    if len(view) < _SMALLEST_FRAME:
+        raise TruncatedFrameError(f"{len(view)} bytes came, the smallest frame has {_SMALLEST_FRAME}; ask for it again")
+    magic, version, code, first, second, d, size, slot, seed = _HEADER.unpack_from(view)
+    if magic != MAGIC:
+        raise MagicError(f"the first bytes are {magic.hex(' ')}, a frame starts with {MAGIC.hex(' ')}: not an update")
+    if version != VERSION:
+        raise VersionError(
+            f"the frame has version {version}, this package reads {VERSION}; use one release on both sides"
+        )
+    if code not in _CODES:
+        raise UnknownCodecError(f"codec number {code} is unknown: expected one of {sorted(_CODES)}; upgrade this side?")
+    if size == 0:
+        raise LimitError("the frame says 0 scalars; expected at least 1")
+    try:
+        codec = _CODES[code].from_parameters(Parameters(first, second, size))
+    except InputError as error:
+        raise UnknownCodecError(f"no {_CODES[code].name} codec has the parameters of this frame: {error}") from None
+    _check_limits(codec, d, slot, limits)
+    sections = codec.sections(d)
+    _check_length(len(view), _SMALLEST_FRAME, sections)
+    (found,) = _CHECKSUM.unpack_from(view, len(view) - _CHECKSUM.size)
+    _check_sum(found, _checksum(view[: -_CHECKSUM.size]))
+    arrays = _read_arrays(view[_HEADER.size : -_CHECKSUM.size], sections)
+    codec.check_content(arrays)
+    return Update(codec, d, Key(seed, slot), arrays)
+
+
+class Session:
+    """Compact frames, for two sides that already agree on codec and d.
+
+    A compact frame is 8 bytes longer than scale and scalars, and another 8 where it carries its seed. It does not where
+    the session assigns keys: pass the key that the client was given to `unpack`.
+    """
+
+    def __init__(self, codec: Codec, d: int, *, sends_seed: bool) -> None:
+        codec.check(d)
+        self.codec = codec
+        self.d = d
+        self.sends_seed = sends_seed
+        self._sections = codec.sections(d)
+        self._overhead = _SMALLEST_COMPACT + (_SEED.size if sends_seed else 0)
+        # Three bytes that tell sessions apart: a frame of another one is refused before anything else is read.
+        descriptor = _header(codec, d, Key(0, 0)) + bytes([sends_seed])
+        self._tag = _CHECKSUM.pack(_checksum(descriptor))[:3]
+
+    @property
+    def frame_bytes(self) -> int:
+        """Length of every frame of this session."""
+        return self._overhead + self.codec.bytes_per_update(self.d)
+
+    def pack(self, update: Update) -> bytes:
+        """Return the compact frame of an update."""
+        if update.codec != self.codec or update.d != self.d:
+            raise CodecError(
+                f"the update is from {update.codec} with d = {update.d}, "
+                f"this session is for {self.codec} with d = {self.d}"
+            )
+        if self.sends_seed and update.key.slot != 0:
+            raise KeyRangeError(
+                f"the update has slot {update.key.slot}, but frames that carry a seed carry no slot; "
+                "partitioned rounds assign keys: Session(…, sends_seed=False)"
+            )
+        payload = _payload(update)
+        checksum = _checksum(_header(self.codec, self.d, update.key), payload)
+        seed = _SEED.pack(update.key.seed) if self.sends_seed else b""
+        return _COMPACT_HEAD.pack(COMPACT_MARK, self._tag) + seed + payload + _CHECKSUM.pack(checksum)
+
+    def unpack(self, frame: bytes | bytearray | memoryview, key: Key | int | None = None) -> Update:
+        """Read a compact frame; `key` is the one that was assigned, where the session assigns them."""
+        if (key is None) != self.sends_seed:
+            expected = "no key: the frame carries its seed" if self.sends_seed else "the key that the client was given"
+            raise KeyRangeError(f"unpack got key = {key!r}, this session needs {expected}")
+        view = memoryview(frame).cast("B")
+        if len(view) < _SMALLEST_COMPACT:
+            raise TruncatedFrameError(
+                f"{len(view)} bytes came, the smallest frame has {_SMALLEST_COMPACT}; ask for it again"
+            )
+        mark, tag = _COMPACT_HEAD.unpack_from(view)
+        if mark & 0xF0 != COMPACT_MARK & 0xF0:
+            raise MagicError(
+                f"the first byte is {mark:02x}, a compact frame starts with {COMPACT_MARK:02x}: not an update"
+            )
+        if mark != COMPACT_MARK:
+            raise VersionError(
+                f"the frame has version {mark & 0x0F}, this package reads {VERSION}; use one release on both sides"
+            )
+        if tag != self._tag:
+            raise SessionMismatchError(
+                f"the frame has session tag {tag.hex()}, this session ({self.codec}, d = {self.d}) has "
+                f"{self._tag.hex()}: both sides must use the same codec, model and way of assigning seeds"
+            )
+        _check_length(len(view), self._overhead, self._sections)
+        start = _COMPACT_HEAD.size
+        if key is None:
+            (seed,) = _SEED.unpack_from(view, start)
+            key = Key(seed)
+            start += _SEED.size
+        else:
+            key = check_key(key)
+        payload = view[start : -_CHECKSUM.size]
+        (found,) = _CHECKSUM.unpack_from(view, len(view) - _CHECKSUM.size)
+        _check_sum(found, _checksum(_header(self.codec, self.d, key), payload))
+        arrays = _read_arrays(payload, self._sections)
+        self.codec.check_content(arrays)
+        return Update(self.codec, self.d, key, arrays)

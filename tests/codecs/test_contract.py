@@ -1,0 +1,209 @@
+"""What every codec must do, run over the table of codecs.
+
+The statistical tests have fixed seeds and compare z-scores with 5: with fresh seeds each comparison would fail
+by chance with probability 6e-7, the whole file with less than 1e-4.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from fedmpdd import Key, Session, pack, partitioned_keys, unpack
+from fedmpdd.codecs import CODECS, Codec, Update
+from fedmpdd.directions import available_isas, using
+from fedmpdd.errors import CodecError, GradientError, KeyRangeError
+from tests.codecs.table import CODECS_UNDER_TEST, D, label
+from tests.conftest import gaussian
+
+every_codec = pytest.mark.parametrize("codec", CODECS_UNDER_TEST, ids=label)
+
+
+def relative_errors(codec: Codec, gradients: NDArray[np.float32], trials: int, n: int) -> NDArray[np.float64]:
+    """‖estimate − mean‖² / mean ‖g‖² of `trials` rounds of n clients with independent keys."""
+    d = gradients.shape[1]
+    mean = gradients.mean(axis=0, dtype=np.float64)
+    norm = (gradients.astype(np.float64) ** 2).sum(axis=1).mean()
+    errors = []
+    for trial in range(trials):
+        updates = codec.encode(gradients, [1_000_003 * trial + i for i in range(n)])
+        errors.append(((codec.decode_mean(updates) - mean) ** 2).sum() / norm)
+    assert d == updates[0].d
+    return np.array(errors)
+
+
+def test_the_registry_is_in_the_table() -> None:
+    assert {codec.name for codec in CODECS_UNDER_TEST} == set(CODECS)
+    assert len({codec.code for codec in CODECS.values()}) == len(CODECS)
+    assert all(name == codec.name for name, codec in CODECS.items())
+
+
+@every_codec
+def test_round_trip_through_both_kinds_of_frame(codec: Codec) -> None:
+    session = Session(codec, D, sends_seed=True)
+    assigned = Session(codec, D, sends_seed=False)
+    for update in codec.encode(gaussian(3, D), [0, 2**64 - 1, 12345]):
+        assert unpack(pack(update)) == update
+        assert session.unpack(session.pack(update)) == update
+        assert assigned.unpack(assigned.pack(update), update.key) == update
+        assert len(assigned.pack(update)) == codec.bytes_per_update(D) + 8 == assigned.frame_bytes
+        assert len(session.pack(update)) == codec.bytes_per_update(D) + 16 == session.frame_bytes
+
+
+@every_codec
+def test_update_from_bytes_decodes_to_the_same_bits(codec: Codec) -> None:
+    updates = codec.encode(gaussian(4, D), partitioned_keys(7, 4))
+    travelled = [unpack(pack(update)) for update in updates]
+    assert codec.decode_mean(travelled).tobytes() == codec.decode_mean(updates).tobytes()
+
+
+@every_codec
+def test_same_input_same_updates_on_every_path(codec: Codec) -> None:
+    gradients = gaussian(3, D)
+    outcomes = set()
+    for isa in available_isas():
+        for threads in (1, 2):
+            with using(isa=isa, threads=threads):
+                updates = codec.encode(gradients, [5, 6, 7])
+                outcomes.add((*(pack(update) for update in updates), codec.decode_mean(updates).tobytes()))
+    assert len(outcomes) == 1
+
+
+@every_codec
+def test_a_batch_is_its_clients_one_by_one(codec: Codec) -> None:
+    gradients = gaussian(3, D)
+    together = codec.encode(gradients, [5, 6, 7])
+    alone = [codec.encode(gradients[i : i + 1], [5 + i])[0] for i in range(3)]
+    assert together == alone
+    assert together != codec.encode(gradients, [5, 6, 8])
+
+
+@every_codec
+def test_parameters_rebuild_the_codec(codec: Codec) -> None:
+    assert type(codec).from_parameters(codec.parameters()) == codec
+    assert hash(type(codec).from_parameters(codec.parameters())) == hash(codec)
+
+
+@every_codec
+def test_estimate_is_unbiased(codec: Codec) -> None:
+    """The mean estimate, looked at along the gradient, along one coordinate and along a random vector."""
+    if not codec.unbiased:
+        pytest.skip(f"{codec} says that it is biased")
+    g = gaussian(D)
+    trials = 4_000
+    updates = codec.encode(np.tile(g, (trials, 1)), range(trials))
+    estimates = np.stack([codec.decode_mean([update]) for update in updates]).astype(np.float64)
+    looks = np.stack([g, np.eye(D)[3], gaussian(D, seed=9)]).astype(np.float64)
+    seen = (estimates - g) @ looks.T
+    z = seen.mean(axis=0) / (seen.std(axis=0) / math.sqrt(trials))
+    assert np.abs(z).max() < 5, z
+
+
+@every_codec
+@pytest.mark.parametrize("n", [1, 8])
+def test_variance_is_that_of_the_formula(codec: Codec, n: int) -> None:
+    gradients = gaussian(n, D)
+    trials = 1_500
+    errors = relative_errors(codec, gradients, trials, n)
+    standard_error = errors.std() / math.sqrt(trials)
+    expected = codec.variance(D, n)
+    # Half a percent on top: the formulas for few bits take a projection to be normally distributed.
+    assert abs(errors.mean() - expected) < 5 * standard_error + 0.005 * expected
+
+
+@every_codec
+def test_error_of_the_mean_falls_as_one_over_n(codec: Codec) -> None:
+    g = gaussian(D)
+    few, many = (relative_errors(codec, np.tile(g, (n, 1)), 1_000, n) for n in (2, 32))
+    ratio = few.mean() / many.mean()
+    relative = math.hypot(few.std() / few.mean(), many.std() / many.mean()) / math.sqrt(1_000)
+    assert abs(ratio / 16 - 1) < 5 * relative
+
+
+@every_codec
+def test_weights_are_those_of_a_weighted_mean(codec: Codec) -> None:
+    updates = codec.encode(gaussian(3, D), [1, 2, 3])
+    expected = sum(w * codec.decode_mean([u]).astype(np.float64) for w, u in zip((0.2, 0.5, 0.3), updates, strict=True))
+    assert np.allclose(codec.decode_mean(updates, [2, 5, 3]), expected, atol=1e-4)
+    assert codec.decode_mean(updates, [0, 1, 0]).tobytes() == codec.decode_mean([updates[1]]).tobytes()
+
+
+@every_codec
+def test_zero_gradient_decodes_to_zero(codec: Codec) -> None:
+    update = codec.encode(np.zeros((1, D), dtype=np.float32), [4])[0]
+    assert not codec.decode_mean([unpack(pack(update))]).any()
+
+
+@every_codec
+@pytest.mark.parametrize("magnitude", [1e-42, 1e-30, 1e25])
+def test_tiny_and_large_gradients_survive(codec: Codec, magnitude: float) -> None:
+    g = (gaussian(1, D) * np.float32(magnitude)).astype(np.float32)
+    estimate = codec.decode_mean([unpack(pack(update)) for update in codec.encode(g, [4])])
+    assert np.isfinite(estimate).all()
+    assert float(estimate.astype(np.float64) @ g[0].astype(np.float64)) >= 0  # gᵀĝ ≥ 0, per client
+
+
+@every_codec
+def test_a_gradient_too_large_for_float32_sums_is_refused(codec: Codec) -> None:
+    with pytest.raises(CodecError, match="too large; scale or clip"):
+        codec.encode(np.full((1, D), 3e38, dtype=np.float32), [4])
+
+
+BAD_GRADIENTS: list[tuple[Any, str]] = [
+    (np.array([[1.0, np.nan]], dtype=np.float32), r"gradients\[0, 1\] is nan"),
+    (np.array([[1.0, 2.0], [-np.inf, 1.0]], dtype=np.float32), r"gradients\[1, 0\] is -inf"),
+    (np.zeros((0, 5), dtype=np.float32), "are empty"),
+    (np.zeros((1, 0), dtype=np.float32), "are empty"),
+    (np.zeros(5, dtype=np.float32), r"gradient\[np\.newaxis\]"),
+    (np.zeros((1, 5)), "got float64; convert with"),
+    (np.zeros((1, 5), dtype=np.int32), "got int32"),
+    (np.zeros((2, 10), dtype=np.float32)[:, ::2], "np.ascontiguousarray"),
+    (np.zeros((10, 2), dtype=np.float32).T, "np.ascontiguousarray"),
+    ([[1.0, 2.0]], "NumPy array .* got list"),
+]
+
+
+@pytest.mark.parametrize(("gradients", "message"), BAD_GRADIENTS)
+def test_bad_gradients_are_refused_with_the_remedy(gradients: Any, message: str) -> None:
+    for codec in CODECS.values():
+        chosen = next(c for c in CODECS_UNDER_TEST if isinstance(c, codec))
+        with pytest.raises(GradientError, match=message):
+            chosen.encode(gradients, [1] * len(gradients))
+
+
+@every_codec
+def test_bad_keys_are_refused(codec: Codec) -> None:
+    g = gaussian(2, D)
+    for keys, message in [
+        ([1], "2 gradients came with 1 keys"),
+        ([1, -2], "out of range"),
+        ([1, 2**64], "out of range"),
+    ]:
+        with pytest.raises(KeyRangeError, match=message):
+            codec.encode(g, keys)
+    with pytest.raises(KeyRangeError, match="slot"):
+        codec.encode(g, [Key(1), Key(1, 2**32)])
+
+
+@every_codec
+def test_updates_that_do_not_belong_together_are_refused(codec: Codec) -> None:
+    update = codec.encode(gaussian(1, D), [1])[0]
+    other_d = codec.encode(gaussian(1, D + 111), [1])[0]
+    with pytest.raises(CodecError, match="no updates"):
+        codec.decode_mean([])
+    with pytest.raises(CodecError, match="update 1 is from"):
+        codec.decode_mean([update, other_d])
+    for weights in ([1.0, 2.0], [-1.0], [float("nan")], [0.0]):
+        with pytest.raises(CodecError, match="weights"):
+            codec.decode_mean([update], weights)
+
+
+def test_updates_are_values() -> None:
+    codec = CODECS_UNDER_TEST[0]
+    a, b = (codec.encode(gaussian(1, D), [1])[0] for _ in range(2))
+    assert a == b
+    assert len({a, b}) == 1
+    assert a != "an update"
+    assert isinstance(a, Update)

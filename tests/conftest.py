@@ -1,0 +1,22 @@
+import numpy as np
+import pytest
+from hypothesis import settings
+from numpy.typing import NDArray
+
+from fedmpdd.directions import available_isas
+
+settings.register_profile("fedmpdd", deadline=None, derandomize=True, max_examples=200)
+settings.load_profile("fedmpdd")
+
+
+@pytest.fixture(params=["avx512", "avx2", "neon", "plain"])
+def isa(request: pytest.FixtureRequest) -> str:
+    """Every set of kernels, those this machine cannot run skipped by name."""
+    name = str(request.param)
+    if name not in available_isas():
+        pytest.skip(f"this machine cannot run the {name} kernels")
+    return name
+
+
+def gaussian(*shape: int, seed: int = 0) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)

@@ -1,0 +1,353 @@
+"""The compiled kernels against the reference: every path, every thread count, the same bits."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from fedmpdd.directions import _native, available_isas, reference, spec, using
+from fedmpdd.directions.native import backend
+from fedmpdd.errors import BackendError
+from tests.conftest import gaussian
+from tests.directions.test_reference import PHILOX_KNOWN_ANSWERS, words
+
+DIMENSIONS = [1, 63, 64, 2_047, 2_048, 2_049, 100_003]
+SEED = 0xFEDC_BA98_7654_3210
+FIRST = 3  # a first direction that is no multiple of a group
+
+F32 = NDArray[np.float32]
+
+
+def arrays(*values: int) -> NDArray[np.uint64]:
+    return np.array(values, dtype=np.uint64)
+
+
+def native_encode(family: str, g: F32, m: int, threads: int, isa: str) -> F32:
+    encode = {"rademacher": _native.rademacher_encode, "hadamard": _native.hadamard_encode}[family]
+    out = np.full((1, m), np.nan, dtype=np.float32)
+    encode(g[np.newaxis], arrays(SEED), arrays(FIRST), out, threads, isa)
+    return np.asarray(out[0])
+
+
+def native_decode(family: str, scalars: F32, d: int, threads: int, isa: str, factor: float = 1.0) -> F32:
+    decode = {"rademacher": _native.rademacher_decode, "hadamard": _native.hadamard_decode}[family]
+    out = np.zeros(d, dtype=np.float32)
+    decode(scalars[np.newaxis], np.array([factor]), arrays(SEED), arrays(FIRST), out, threads, isa)
+    return out
+
+
+def same_bits(a: F32, b: F32) -> bool:
+    return a.tobytes() == b.tobytes()
+
+
+@pytest.mark.parametrize(("counter", "key", "answer"), PHILOX_KNOWN_ANSWERS)
+def test_philox_known_answers(counter: str, key: str, answer: str) -> None:
+    low, high = words(key)
+    c0, c1, c2, c3 = words(counter)
+    assert list(_native.philox4x32(c0, c1, c2, c3, low | high << 32)) == words(answer)
+
+
+@pytest.mark.parametrize("d", DIMENSIONS)
+@pytest.mark.parametrize("domain", [spec.DOMAIN_DIRECTIONS, spec.DOMAIN_DIAGONAL])
+def test_every_sign_is_that_of_the_reference(isa: str, d: int, domain: int) -> None:
+    out = np.empty(d, dtype=np.float32)
+    for index in (0, 1, 2**32 - 1):
+        _native.signs(SEED, domain, index, out, 0, isa)
+        assert same_bits(out, reference.signs(SEED, index, d, domain))
+
+
+def test_signs_beyond_the_32_bit_block_counter(isa: str) -> None:
+    """Coordinates near 2^40 use the high word of the block number."""
+    out = np.empty(spec.TILE, dtype=np.float32)
+    tile = spec.MAX_D // spec.TILE - 1
+    _native.signs(SEED, spec.DOMAIN_DIRECTIONS, 9, out, tile, isa)
+    assert same_bits(out, reference.signs(SEED, 9, spec.TILE, first_tile=tile))
+
+
+@pytest.mark.parametrize("d", DIMENSIONS)
+@pytest.mark.parametrize("m", [1, 5, 18])
+def test_rademacher_encode_sees_the_signs_of_the_reference(isa: str, d: int, m: int) -> None:
+    """A gradient that is a power of two at one coordinate makes every scalar exactly ± that power."""
+    for coordinate in {0, d // 2, d - 1}:
+        g = np.zeros(d, dtype=np.float32)
+        g[coordinate] = 4.0
+        expected = [4.0 * reference.signs(SEED, FIRST + j, d)[coordinate] for j in range(m)]
+        assert native_encode("rademacher", g, m, 1, isa).tolist() == expected
+
+
+@pytest.mark.parametrize("family", ["rademacher", "hadamard"])
+@pytest.mark.parametrize("d", DIMENSIONS)
+def test_encode_is_within_float32_rounding_of_the_reference(isa: str, family: str, d: int) -> None:
+    g = gaussian(d)
+    m = min(d, 18)
+    exact = {"rademacher": reference.rademacher_encode, "hadamard": reference.hadamard_encode}[family](
+        g, SEED, FIRST, m
+    )
+    # Partial sums of at most ~d terms in float32: a few units in the last place of ‖g‖ at these sizes.
+    tolerance = 8 * np.finfo(np.float32).eps * float(np.linalg.norm(g))
+    assert np.abs(native_encode(family, g, m, 1, isa) - exact).max() <= tolerance
+
+
+@pytest.mark.parametrize("family", ["rademacher", "hadamard"])
+@pytest.mark.parametrize("d", DIMENSIONS)
+@pytest.mark.parametrize("m", [1, 37])
+def test_encode_gives_the_same_bits_on_all_paths_and_threads(family: str, d: int, m: int) -> None:
+    g = gaussian(d)
+    m = min(m, d)
+    expected = native_encode(family, g, m, 1, "plain")
+    for isa in available_isas():
+        for threads in (1, 2, 8):
+            assert same_bits(native_encode(family, g, m, threads, isa), expected), (isa, threads)
+
+
+@pytest.mark.parametrize("family", ["rademacher", "hadamard"])
+def test_large_work_is_really_shared_among_threads_and_keeps_its_bits(family: str) -> None:
+    """Small calls stay on one thread by design; these are large enough to be cut into eight."""
+    d, m = 1_000_000, 64
+    g = gaussian(d)
+    scalars = native_encode(family, g, m, 1, "auto")
+    decoded = native_decode(family, scalars, d, 1, "auto")
+    packed = np.packbits(scalars < 0, bitorder="little")[np.newaxis]
+    votes = []
+    for threads in (1, 2, 8):
+        assert same_bits(native_encode(family, g, m, threads, "auto"), scalars)
+        assert same_bits(native_decode(family, scalars, d, threads, "auto"), decoded)
+        out = np.zeros(d, dtype=np.float32)
+        _native.onebit_decode(packed, m, np.array([0.1]), arrays(SEED), arrays(FIRST), out, threads, "auto")
+        votes.append(out.tobytes())
+    assert len(set(votes)) == 1
+
+
+def test_encode_is_the_same_however_the_work_is_cut() -> None:
+    """Few directions of a long gradient are cut by coordinates, many by directions, batches by clients."""
+    d, seeds = 300_000, arrays(1, 2, 3, 4, 5)
+    g = gaussian(5, d)
+    for m in (7, 1100):
+        alone = np.concatenate([_encode_batch(g[i : i + 1], seeds[i : i + 1], m, 1) for i in range(5)])
+        for threads in (1, 2, 3, 8):
+            assert same_bits(_encode_batch(g, seeds, m, threads), alone), (m, threads)
+
+
+def _encode_batch(g: F32, seeds: NDArray[np.uint64], m: int, threads: int) -> F32:
+    out = np.empty((len(g), m), dtype=np.float32)
+    _native.rademacher_encode(g, seeds, np.zeros_like(seeds), out, threads, "auto")
+    return out
+
+
+@pytest.mark.parametrize("d", DIMENSIONS)
+@pytest.mark.parametrize("m", [1, 4, 6, 21])
+def test_rademacher_decode_is_bit_exact(d: int, m: int) -> None:
+    scalars = gaussian(m, seed=m)
+    expected = np.zeros(d, dtype=np.float32)
+    reference.rademacher_decode((scalars.astype(np.float64) * 0.3).astype(np.float32), SEED, FIRST, expected)
+    for isa in available_isas():
+        for threads in (1, 2, 8):
+            assert same_bits(native_decode("rademacher", scalars, d, threads, isa, 0.3), expected), (
+                isa,
+                threads,
+            )
+
+
+@pytest.mark.parametrize("d", DIMENSIONS)
+@pytest.mark.parametrize("m", [1, 16, 50, 257])
+def test_onebit_decode_is_bit_exact(d: int, m: int) -> None:
+    if d > 10_000 and m > 100:
+        m = 100  # the reference takes a second
+    negative = np.random.default_rng(m).random(m) < 0.5
+    packed = np.packbits(negative, bitorder="little")[np.newaxis]
+    expected = np.zeros(d, dtype=np.float32)
+    reference.onebit_decode(negative, np.float32(0.7), SEED, FIRST, expected)
+    for isa in available_isas():
+        for threads in (1, 2, 8):
+            out = np.zeros(d, dtype=np.float32)
+            _native.onebit_decode(packed, m, np.array([0.7]), arrays(SEED), arrays(FIRST), out, threads, isa)
+            assert same_bits(out, expected), (isa, threads)
+
+
+@pytest.mark.parametrize("d", [*DIMENSIONS, 12, 20, 28, 700, 44_426])
+@pytest.mark.parametrize("m", [1, 33])
+def test_hadamard_decode_is_bit_exact(d: int, m: int) -> None:
+    scalars = gaussian(min(m, d), seed=m)
+    expected = np.zeros(d, dtype=np.float32)
+    reference.hadamard_decode([scalars], SEED, [FIRST], expected)
+    for isa in available_isas():
+        for threads in (1, 2, 8):
+            assert same_bits(native_decode("hadamard", scalars, d, threads, isa), expected), (isa, threads)
+
+
+def test_hadamard_transform_beyond_the_cache_is_bit_exact() -> None:
+    d = 300_000  # order 20 · 2^14, and with d = 2^19 one run that needs several passes
+    for size in (d, 2**19):
+        scalars = gaussian(9)
+        expected = np.zeros(size, dtype=np.float32)
+        reference.hadamard_decode([scalars], SEED, [FIRST], expected)
+        for isa in available_isas():
+            for threads in (1, 2, 8):
+                assert same_bits(native_decode("hadamard", scalars, size, threads, isa), expected), (
+                    isa,
+                    threads,
+                )
+
+
+def test_partitioned_round_is_bit_exact_even_when_rows_repeat() -> None:
+    d, m, clients = 50, 20, 6  # order 56: 120 directions go round it twice
+    scalars = gaussian(clients, m)
+    expected = np.zeros(d, dtype=np.float32)
+    firsts = [i * m for i in range(clients)]
+    reference.hadamard_decode(list(scalars), SEED, firsts, expected)
+    for isa in available_isas():
+        out = np.zeros(d, dtype=np.float32)
+        _native.hadamard_decode(scalars, np.ones(clients), arrays(*[SEED] * clients), arrays(*firsts), out, 2, isa)
+        assert same_bits(out, expected)
+
+
+def test_decode_adds_clients_in_the_order_of_updates(isa: str) -> None:
+    d, m = 5_000, 6
+    scalars = gaussian(3, m)
+    expected = np.zeros(d, dtype=np.float32)
+    for row, seed in zip(scalars, (5, 6, 5), strict=True):
+        reference.rademacher_decode(row, seed, 0, expected)
+    out = np.zeros(d, dtype=np.float32)
+    _native.rademacher_decode(scalars, np.ones(3), arrays(5, 6, 5), arrays(0, 0, 0), out, 2, isa)
+    assert same_bits(out, expected)
+
+    expected[:] = 0  # hadamard: the two updates of seed 5 go through one transform, then seed 6
+    reference.hadamard_decode([scalars[0], scalars[2]], 5, [0, 6], expected)
+    reference.hadamard_decode([scalars[1]], 6, [0], expected)
+    out[:] = 0
+    _native.hadamard_decode(scalars, np.ones(3), arrays(5, 6, 5), arrays(0, 0, 6), out, 2, isa)
+    assert same_bits(out, expected)
+
+
+@pytest.mark.parametrize("d", [2, 28, 56, 7_850, 13_426, 319_242])
+def test_rows_are_those_of_the_reference(isa: str, d: int) -> None:
+    count = min(spec.hadamard_size(d), 150)
+    rows = np.empty(count, dtype=np.uint64)
+    first = spec.hadamard_size(d) - count
+    _native.hadamard_rows(SEED, d, first, rows, isa)
+    assert rows.tolist() == [reference.hadamard_row(SEED, d, first + j) for j in range(count)]
+
+
+@pytest.mark.parametrize("d", [1, 3, 12, 13, 100, 13_426, 319_242, 2**33 + 1, 2**40])
+def test_native_hadamard_order_is_that_of_the_spec(d: int) -> None:
+    assert _native.hadamard_order(d) == spec.hadamard_order(d)
+
+
+def test_rounding_words_are_those_of_the_reference() -> None:
+    out = np.empty((2, 11), dtype=np.uint32)
+    _native.rounding_words(arrays(SEED, 1), arrays(0, 7), out)
+    assert out[0].tolist() == reference.rounding_words(SEED, 0, 11).tolist()
+    assert out[1].tolist() == reference.rounding_words(1, 7, 11).tolist()
+
+
+@pytest.mark.parametrize("d", [1, 15, 16, 1_001])
+def test_moments_are_the_same_on_all_paths(d: int) -> None:
+    g = gaussian(2, d)
+    expected = np.stack([(g.astype(np.float64) ** 2).sum(1), (g.astype(np.float64) ** 4).sum(1)], axis=1)
+    results = []
+    for isa in available_isas():
+        out = np.empty((2, 2))
+        _native.moments(g, out, 2, isa)
+        results.append(out.tobytes())
+        assert np.allclose(out, expected, rtol=1e-12)
+    assert len(set(results)) == 1
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: _native.rademacher_encode(
+            gaussian(2, 5), arrays(1), arrays(0), np.empty((2, 3), np.float32), 1, "auto"
+        ),
+        lambda: _native.rademacher_encode(
+            gaussian(2, 5), arrays(1, 2), arrays(0, 0), np.empty((1, 3), np.float32), 1, "auto"
+        ),
+        lambda: _native.rademacher_encode(
+            gaussian(1, 5), arrays(1), arrays(0), np.empty((1, 3), np.float32), 0, "auto"
+        ),
+        lambda: _native.hadamard_decode(
+            gaussian(1, 5), np.ones(2), arrays(1), arrays(0), np.empty(9, np.float32), 1, "auto"
+        ),
+        lambda: _native.hadamard_rows(1, 12, 5, np.empty(8, np.uint64), "auto"),
+        lambda: _native.hadamard_order(0),
+        lambda: _native.isa_name("quantum"),
+    ],
+)
+def test_native_calls_that_would_leave_an_array_are_refused(call: Callable[[], object]) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        call()
+
+
+# ------------------------------------------------------------------------------------------ choosing a path
+
+
+def run_python(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **variables}
+    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("name", ["plain", "avx2", "avx512", "neon"])
+def test_environment_variable_forces_a_path(name: str) -> None:
+    if name not in available_isas():
+        pytest.skip(f"this machine cannot run the {name} kernels")
+    code = "from fedmpdd.directions import backend; print(backend().isa, backend().threads)"
+    result = run_python(code, FEDMPDD_ISA=name, FEDMPDD_THREADS="3")
+    assert result.stdout.split() == [name, "3"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"FEDMPDD_ISA": "sse9"}, "expected auto, avx512, avx2, neon, plain"),
+        ({"FEDMPDD_THREADS": "many"}, "expected 1 to 1024"),
+        ({"FEDMPDD_THREADS": "0"}, "expected 1 to 1024"),
+    ],
+)
+def test_wrong_settings_say_what_is_allowed(variables: dict[str, str], message: str) -> None:
+    result = run_python("from fedmpdd.directions import backend; backend()", **variables)
+    assert result.returncode == 1
+    assert message in result.stderr
+
+
+def test_a_path_of_another_machine_is_refused() -> None:
+    missing = sorted({"avx512", "avx2", "neon"} - set(available_isas()))
+    with pytest.raises(BackendError, match="cannot run"), using(isa=missing[0]):
+        pass
+
+
+def test_using_is_undone() -> None:
+    before = backend()
+    with using(threads=7, isa="plain") as inside:
+        assert inside == backend() == (7, "plain")
+    assert backend() == before
+
+
+def test_kernels_work_in_a_forked_child_and_from_several_threads() -> None:
+    """A fork takes no threads along, and Python threads may all be in the kernels at once."""
+    code = """
+import os, threading, numpy as np
+from fedmpdd import MPDD
+from fedmpdd.directions import using
+g = np.random.default_rng(0).standard_normal((4, 100_000)).astype(np.float32)
+codec = MPDD(m=64)
+with using(threads=4):
+    expected = codec.decode_mean(codec.encode(g, range(4))).tobytes()
+    results = []
+    work = lambda: results.append(codec.decode_mean(codec.encode(g, range(4))).tobytes())
+    workers = [threading.Thread(target=work) for _ in range(4)]
+    [w.start() for w in workers]; [w.join() for w in workers]
+    assert set(results) == {expected} and len(results) == 4
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if codec.decode_mean(codec.encode(g, range(4))).tobytes() == expected else 1)
+    assert os.waitpid(child, 0)[1] == 0
+print("fine")
+"""
+    if not hasattr(os, "fork"):
+        pytest.skip("this system has no fork")
+    result = run_python(code)
+    assert result.stdout.strip() == "fine", result.stderr

@@ -1,0 +1,217 @@
+"""Frames: their bytes are those of docs/wire-format.md, and nothing else is believed."""
+
+import struct
+import tracemalloc
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fedmpdd
+from fedmpdd import MPDD, Key, Limits, Session, Update, errors, pack, unpack
+from fedmpdd.codecs import Codec
+from fedmpdd.codecs.mpdd import BITS
+from fedmpdd.errors import (
+    ChecksumError,
+    CodecError,
+    KeyRangeError,
+    LimitError,
+    SessionMismatchError,
+    WireError,
+)
+from tests.conftest import gaussian
+from tests.frames.make import HERE, SESSION, frames
+
+MALFORMED = sorted(HERE.glob("*.bin"))
+
+
+def test_self_contained_frame_byte_by_byte() -> None:
+    update = MPDD(m=50, bits=1, family="hadamard").encode(gaussian(1, 300), [Key(0x1122334455667788, 5)])[0]
+    scale, bits = update.arrays
+    body = (
+        b"FMPD\x01\x01\x01\x01"
+        + (300).to_bytes(8, "little")
+        + (50).to_bytes(4, "little")
+        + (5).to_bytes(4, "little")
+        + bytes.fromhex("8877665544332211")
+        + struct.pack("<f", scale[0])
+        + bits.tobytes()
+    )
+    assert pack(update) == body + zlib.crc32(body).to_bytes(4, "little")
+
+
+def test_compact_frame_is_the_payload_and_the_same_checksum() -> None:
+    update = MPDD(m=50, bits=1).encode(gaussian(1, 300), [99])[0]
+    whole = pack(update)
+    assigned = Session(update.codec, 300, sends_seed=False).pack(update)
+    sent = Session(update.codec, 300, sends_seed=True).pack(update)
+    assert assigned[0] == sent[0] == 0xF1
+    assert assigned[4:] == whole[32:]
+    assert sent[4:] == (99).to_bytes(8, "little") + whole[32:]
+    assert len(assigned) == 19  # fifty one-bit scalars
+
+
+@st.composite
+def updates(draw: st.DrawFn) -> Update:
+    family = draw(st.sampled_from(["rademacher", "hadamard"]))
+    d = draw(st.integers(1, 5_000))
+    m = draw(st.integers(1, min(d, 300) if family == "hadamard" else 300))
+    codec = MPDD(m=m, bits=draw(st.sampled_from(BITS)), family=family)
+    key = Key(draw(st.integers(0, 2**64 - 1)), draw(st.integers(0, 10_000)))
+    gradient = np.random.default_rng(draw(st.integers(0, 99))).standard_normal((1, d)) * 10.0 ** draw(
+        st.integers(-30, 25)
+    )
+    return codec.encode(gradient.astype(np.float32), [key])[0]
+
+
+@given(updates())
+def test_round_trip(update: Update) -> None:
+    frame = pack(update)
+    again = unpack(frame)
+    assert again == update
+    assert pack(again) == frame
+    session = Session(update.codec, update.d, sends_seed=False)
+    assert session.unpack(session.pack(update), update.key) == update
+
+
+@given(st.binary(max_size=200))
+def test_noise_is_refused(noise: bytes) -> None:
+    with pytest.raises(WireError):
+        unpack(noise)
+    with pytest.raises(WireError):
+        unpack(b"FMPD\x01\x01" + noise)
+    with pytest.raises(WireError):
+        SESSION.unpack(noise)
+
+
+@given(updates(), st.data())
+def test_any_changed_bit_is_noticed(update: Update, data: st.DataObject) -> None:
+    frame = bytearray(pack(update))
+    frame[data.draw(st.integers(0, len(frame) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    with pytest.raises(WireError):
+        unpack(frame)
+
+
+def test_frames_may_come_in_any_buffer_and_updates_own_their_memory() -> None:
+    update = MPDD(m=9).encode(gaussian(1, 40), [1])[0]
+    buffer = bytearray(pack(update))
+    read = unpack(memoryview(buffer))
+    buffer[:] = bytes(len(buffer))
+    assert read == update == unpack(np.frombuffer(pack(update), dtype=np.uint8).data)
+
+
+# ------------------------------------------------------------------------------------------ malformed frames
+
+
+@pytest.mark.parametrize("path", MALFORMED, ids=lambda path: path.stem)
+def test_malformed_frames_raise_their_own_exception(path: Path) -> None:
+    expected = getattr(errors, path.name.split(".")[1])
+    read = SESSION.unpack if path.name.startswith("compact-") else unpack
+    with pytest.raises(expected) as caught:
+        read(path.read_bytes())
+    assert type(caught.value) is expected
+    assert len(str(caught.value)) > 20
+
+
+def test_the_directory_is_what_its_script_writes() -> None:
+    assert {path.stem: path.read_bytes() for path in MALFORMED} == frames()
+
+
+def test_every_wire_exception_has_a_malformed_frame() -> None:
+    kinds = {kind.__name__ for kind in WireError.__subclasses__()}
+    assert {path.name.split(".")[1] for path in MALFORMED} == kinds
+
+
+def test_exception_tree_is_the_one_that_is_drawn() -> None:
+    drawn = errors.__doc__ or ""
+    kinds: list[type[Exception]] = [
+        errors.InputError,
+        errors.WireError,
+        *errors.InputError.__subclasses__(),
+        *WireError.__subclasses__(),
+    ]
+    for kind in kinds:
+        assert f"── {kind.__name__}" in drawn
+    assert issubclass(WireError, ValueError)
+    assert issubclass(errors.InputError, ValueError)
+
+
+# ---------------------------------------------------------------------------------------------------- limits
+
+
+def test_limits_come_before_allocation() -> None:
+    """A frame of 36 bytes that speaks of 4 billion scalars must cost nothing."""
+    body = b"FMPD\x01\x01\x00\x20" + struct.pack("<QIIQ", 2**33, 2**26, 0, 1)
+    liar = body + zlib.crc32(body).to_bytes(4, "little")
+    tracemalloc.start()
+    with pytest.raises(WireError):
+        unpack(liar)
+    with pytest.raises(LimitError, match=r"raise Limits\.max_payload"):
+        unpack(liar, Limits(max_payload=100))
+    with pytest.raises(LimitError, match=r"raise Limits\.max_d"):
+        unpack(liar, Limits(max_d=10**6))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 100_000
+
+
+def test_limits_that_cannot_be_met() -> None:
+    for bad in ({"max_d": 0}, {"max_d": 2**41}, {"max_payload": 0}):
+        with pytest.raises(CodecError, match="cannot be met"):
+            Limits(**bad)
+
+
+# --------------------------------------------------------------------------------------------------- sessions
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Session(MPDD(m=51, bits=1), 300, sends_seed=True),
+        Session(MPDD(m=50, bits=4), 300, sends_seed=True),
+        Session(MPDD(m=50, bits=1, family="hadamard"), 300, sends_seed=True),
+        Session(MPDD(m=50, bits=1), 301, sends_seed=True),
+        Session(MPDD(m=50, bits=1), 300, sends_seed=False),
+    ],
+)
+def test_frames_of_another_session_are_refused(other: Session) -> None:
+    frame = Session(MPDD(m=50, bits=1), 300, sends_seed=True).pack(MPDD(m=50, bits=1).encode(gaussian(1, 300), [1])[0])
+    with pytest.raises(SessionMismatchError, match="same codec, model"):
+        other.unpack(frame, None if other.sends_seed else Key(1))
+
+
+def test_a_frame_for_another_key_fails_its_checksum() -> None:
+    codec = MPDD(m=50, bits=1)
+    session = Session(codec, 300, sends_seed=False)
+    frame = session.pack(codec.encode(gaussian(1, 300), [Key(1, 2)])[0])
+    assert session.unpack(frame, Key(1, 2)).key == Key(1, 2)
+    for wrong in (Key(1, 3), Key(2, 2)):
+        with pytest.raises(ChecksumError, match="another key"):
+            session.unpack(frame, wrong)
+
+
+def test_sessions_refuse_what_they_cannot_carry() -> None:
+    codec: Codec = MPDD(m=50)
+    sends, assigns = (Session(codec, 300, sends_seed=sends) for sends in (True, False))
+    slotted = codec.encode(gaussian(1, 300), [Key(1, 4)])[0]
+    with pytest.raises(KeyRangeError, match="sends_seed=False"):
+        sends.pack(slotted)
+    with pytest.raises(CodecError, match="this session is for"):
+        sends.pack(codec.encode(gaussian(1, 301), [1])[0])
+    with pytest.raises(KeyRangeError, match="the key that the client was given"):
+        assigns.unpack(assigns.pack(slotted))
+    with pytest.raises(KeyRangeError, match="carries its seed"):
+        sends.unpack(sends.pack(codec.encode(gaussian(1, 300), [1])[0]), 1)
+    with pytest.raises(KeyRangeError, match="out of range"):
+        assigns.unpack(assigns.pack(slotted), Key(1, -1))
+    with pytest.raises(CodecError, match="must not exceed"):
+        Session(MPDD(m=50, family="hadamard"), 49, sends_seed=True)
+
+
+def test_what_the_package_exports() -> None:
+    assert all(hasattr(fedmpdd, name) for name in fedmpdd.__all__)
+    names = "CODECS MPDD Codec FedmpddError InputError Key Limits Session Update WireError __version__"
+    assert set(fedmpdd.__all__) == {*names.split(), "derive_seed", "pack", "partitioned_keys", "unpack"}
