@@ -33,5 +33,17 @@ $(VENV)/.installed: $(VENV)/.requirements $(NATIVE)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	touch $@
 
+# The kernels of other instruction sets against the plain ones, without Python: here, and for AArch64 under emulation.
+CHECK := $(wildcard src/fedmpdd/directions/native/*.cpp)
+CHECK := tools/check_kernels.cpp $(filter-out %/module.cpp,$(CHECK))
+CHECK_FLAGS := -std=c++17 -O3 -ffp-contract=off -static -pthread -Isrc/fedmpdd/directions/native
+
+neon:
+	@if command -v aarch64-linux-gnu-g++ >/dev/null && command -v qemu-aarch64 >/dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    apt-get update -qq && apt-get install -y -qq --no-install-recommends qemu-user g++-aarch64-linux-gnu libc6-dev-arm64-cross; \
+	else echo "skipped: needs aarch64-linux-gnu-g++ and qemu-aarch64, or root and apt-get to install them"; exit 0; fi; \
+	mkdir -p build && aarch64-linux-gnu-g++ $(CHECK_FLAGS) $(CHECK) -o build/check_kernels_aarch64 && qemu-aarch64 build/check_kernels_aarch64
+
 clean:
 	rm -rf $(VENV) build

@@ -6,6 +6,7 @@
     │   ├── KeyRangeError                  a seed or slot outside its range, or the wrong number of keys
     │   ├── CodecError                     parameters that no codec has, or updates that do not belong together
     │   └── BackendError                   kernels or threads that this machine cannot give
+    ├── MissingDependencyError             a package that this command needs is not installed
     └── WireError (also a ValueError)      bytes from outside are not an update we can believe
         ├── TruncatedFrameError            shorter than the smallest frame
         ├── MagicError                     not a fedmpdd frame at all
@@ -43,6 +44,10 @@ class CodecError(InputError):
 
 class BackendError(InputError):
     """Kernels or threads that this machine cannot give."""
+
+
+class MissingDependencyError(FedmpddError):
+    """A package that this command needs is not installed."""
 
 
 class WireError(FedmpddError, ValueError):

@@ -130,8 +130,7 @@ Feistel feistel_for(std::uint64_t seed, const HadamardOrder& order) {
 void hadamard_encode(const Kernels& kernels, const Batch& batch, const float* gradients, float* scalars, int threads) {
   const HadamardOrder order = hadamard_order(batch.d);
   const OuterMatrix& matrix = outer_matrix(order.outer);
-  const std::uint64_t size = order.size(), columns = std::uint64_t{1} << order.log2;
-  const std::uint64_t tiles = (batch.d + kTile - 1) / kTile;
+  const std::uint64_t size = order.size(), tiles = (batch.d + kTile - 1) / kTile;
   threads = worthwhile_threads(threads, static_cast<double>(size) * static_cast<double>(batch.clients), kFloatsPerThread);
   // Many clients: one thread each. Few: all threads work on one client at a time, and one buffer is enough.
   const bool per_client = batch.clients >= static_cast<std::size_t>(threads);
@@ -190,7 +189,9 @@ void hadamard_decode(const Kernels& kernels, const Batch& batch, const float* sc
       const DecodeItem item{seed, batch.firsts[client], factors[client], scalars + client * batch.m, nullptr};
       for_rows(kernels, feistel, size, item.first, batch.m,
                [&](std::uint64_t done, const std::uint64_t* rows, int count) {
-        for (int i = 0; i < count; ++i) z[rows[i]] += item.coefficient(item.scalars[done + i]);
+        float coefficients[kRowPiece];
+        for (int i = 0; i < count; ++i) coefficients[i] = item.coefficient(item.scalars[done + i]);
+        for (int i = 0; i < count; ++i) z[rows[i]] += coefficients[i];
       });
     }
     if (order.outer > 1)

@@ -5,7 +5,6 @@
 // nothing is reassociated and nothing fused, so all instruction sets give the same bits.
 #pragma once
 #include <cstring>
-#include <new>
 
 #include "kernels.hpp"
 #include "philox.hpp"
@@ -15,12 +14,11 @@ namespace {
 
 struct RoundKeys {
   std::uint32_t k0[kPhiloxRounds], k1[kPhiloxRounds];
+  std::uint64_t wide0[kPhiloxRounds], wide1[kPhiloxRounds];  // the same, ready to be spread over 64-bit lanes
   explicit RoundKeys(std::uint64_t seed) {
-    k0[0] = static_cast<std::uint32_t>(seed);
-    k1[0] = static_cast<std::uint32_t>(seed >> 32);
-    for (int r = 1; r < kPhiloxRounds; ++r) {
-      k0[r] = k0[r - 1] + kPhiloxW0;
-      k1[r] = k1[r - 1] + kPhiloxW1;
+    for (std::uint32_t r = 0; r < kPhiloxRounds; ++r) {
+      wide0[r] = k0[r] = static_cast<std::uint32_t>(seed) + r * kPhiloxW0;
+      wide1[r] = k1[r] = static_cast<std::uint32_t>(seed >> 32) + r * kPhiloxW1;
     }
   }
 };
@@ -35,7 +33,7 @@ inline void finish_philox(const RoundKeys& keys, typename S::Half* c0, typename 
                           typename S::Half* c3, typename S::U out[4]) {
   using Half = typename S::Half;
   for (int r = 3; r < kPhiloxRounds - 1; ++r) {
-    const Half k0 = S::half_set(keys.k0[r]), k1 = S::half_set(keys.k1[r]);
+    const Half k0 = S::half_spread(&keys.wide0[r]), k1 = S::half_spread(&keys.wide1[r]);
     for (int h = 0; h < S::halves; ++h) {
       const Half p0 = S::mul(c0[h], kPhiloxM0), p1 = S::mul(c2[h], kPhiloxM1);
       c0[h] = S::half_xor3(S::high(p1), c1[h], k0);
@@ -55,6 +53,21 @@ inline void finish_philox(const RoundKeys& keys, typename S::Half* c0, typename 
   out[3] = S::merge_low(p0);
 }
 
+// What depends on the block alone, in memory: spreading it over lanes from there is free.
+struct BlockWords {
+  std::uint64_t c2, v0, v2, v3;
+  BlockWords() = default;
+  BlockWords(const RoundKeys& keys, std::uint64_t index) {
+    const std::uint64_t p = wide(kPhiloxM0, low32(index));
+    const std::uint64_t q = wide(kPhiloxM1, high32(p) ^ high32(index) ^ keys.k1[0]);
+    const std::uint64_t r = wide(kPhiloxM0, high32(q) ^ low32(wide(kPhiloxM1, kDomainDirections)) ^ keys.k0[1]);
+    c2 = low32(p) ^ keys.k1[1];
+    v0 = low32(q) ^ keys.k0[2];
+    v2 = high32(r) ^ keys.k1[2];
+    v3 = low32(r);
+  }
+};
+
 // One block of `lanes` consecutive directions. In the first rounds most of the state is the same in every
 // lane or the same for every block; only what varies in both is computed here per block.
 template <class S>
@@ -71,21 +84,28 @@ struct PhiloxAcrossDirections {
     }
   }
 
-  void block(std::uint64_t index, typename S::U out[4]) const {
-    const std::uint64_t p = wide(kPhiloxM0, low32(index));
-    const std::uint32_t c1 = low32(wide(kPhiloxM1, kDomainDirections));
-    const std::uint32_t c2 = high32(p) ^ high32(index) ^ keys.k1[0], c3 = low32(p);
-    const std::uint64_t q = wide(kPhiloxM1, c2);
-    const std::uint64_t r = wide(kPhiloxM0, high32(q) ^ c1 ^ keys.k0[1]);
+  void block(const BlockWords& own, typename S::U out[4]) const {
+    const Half in_c2 = S::half_spread(&own.c2), in_v0 = S::half_spread(&own.v0), in_v2 = S::half_spread(&own.v2);
     Half v0[2], v1[2], v2[2], v3[2];
     for (int h = 0; h < S::halves; ++h) {
-      const Half p1 = S::mul(S::half_xor(high2[h], S::half_set(c3 ^ keys.k1[1])), kPhiloxM1);
-      v0[h] = S::half_xor(S::high(p1), S::half_set(low32(q) ^ keys.k0[2]));
+      const Half p1 = S::mul(S::half_xor(high2[h], in_c2), kPhiloxM1);
+      v0[h] = S::half_xor(S::high(p1), in_v0);
       v1[h] = p1;
-      v2[h] = S::half_xor(low2[h], S::half_set(high32(r) ^ keys.k1[2]));
-      v3[h] = S::half_set(low32(r));
+      v2[h] = S::half_xor(low2[h], in_v2);
+      v3[h] = S::half_spread(&own.v3);
     }
     finish_philox<S>(keys, v0, v1, v2, v3, out);
+  }
+};
+
+// What depends on the direction alone, likewise.
+struct DirectionWords {
+  std::uint64_t c2, v2;
+  DirectionWords() = default;
+  DirectionWords(const RoundKeys& keys, std::uint32_t domain, std::uint32_t index) {
+    const std::uint64_t p = wide(kPhiloxM0, high32(wide(kPhiloxM1, domain)) ^ index ^ keys.k0[0]);
+    c2 = high32(p) ^ keys.k1[1];
+    v2 = low32(p) ^ keys.k1[2];
   }
 };
 
@@ -111,11 +131,8 @@ struct PhiloxAcrossBlocks {
     }
   }
 
-  void direction(std::uint32_t index, typename S::U out[4]) const {
-    const std::uint64_t p = wide(kPhiloxM0, high32(wide(kPhiloxM1, domain)) ^ index ^ keys.k0[0]);
-    const Half in_c2 = S::half_set(high32(p) ^ keys.k1[1]);
-    const Half in_v2 = S::half_set(low32(p) ^ keys.k1[2]);
-    const Half in_v0 = S::half_set(keys.k0[2]);
+  void direction(const DirectionWords& own, typename S::U out[4]) const {
+    const Half in_c2 = S::half_spread(&own.c2), in_v2 = S::half_spread(&own.v2), in_v0 = S::half_spread(&keys.wide0[2]);
     Half v0[2], v1[2], v2[2], v3[2];
     for (int h = 0; h < S::halves; ++h) {
       const Half p1 = S::mul(S::half_xor(low1[h], in_c2), kPhiloxM1);
@@ -160,6 +177,8 @@ template <class S, int quads>
 void encode_unit(const float* tables, std::uint64_t first_block, const RoundKeys& keys, std::uint32_t first,
                  std::uint32_t count, double* out) {
   using F = typename S::F;
+  BlockWords blocks[kUnitBlocks];
+  for (int l = 0; l < kUnitBlocks; ++l) blocks[l] = BlockWords(keys, first_block + l);
   for (std::uint32_t j = 0; j < count; j += S::lanes) {
     const PhiloxAcrossDirections<S> philox(keys, first + j);
     F sums[8];
@@ -167,7 +186,7 @@ void encode_unit(const float* tables, std::uint64_t first_block, const RoundKeys
     const float* table = tables;
     for (int l = 0; l < kUnitBlocks; ++l) {
       typename S::U words[4];
-      philox.block(first_block + l, words);
+      philox.block(blocks[l], words);
       for (int w = 0; w < 4; ++w, table += kWordTables * kTableFloats)
         add_lookups<S, quads - 1>(sums, table, S::prepare(words[w]));
     }
@@ -221,18 +240,24 @@ struct GroupWords {
 
 template <class S>
 struct TilePhilox {
-  alignas(64) unsigned char storage[kTileBlocks / S::lanes][sizeof(PhiloxAcrossBlocks<S>)];
   static constexpr int parts = kTileBlocks / S::lanes;
+  const RoundKeys& keys;
+  std::uint32_t domain;
+  std::uint64_t first_block;
 
-  TilePhilox(const RoundKeys& keys, std::uint32_t domain, std::uint64_t tile) {
-    for (int part = 0; part < parts; ++part)
-      new (storage[part]) PhiloxAcrossBlocks<S>(keys, domain, tile * kTileBlocks + part * S::lanes);
-  }
-  void words(std::uint32_t index, std::uint32_t out[4][kTileBlocks]) const {
+  TilePhilox(const RoundKeys& keys_, std::uint32_t domain_, std::uint64_t tile)
+      : keys(keys_), domain(domain_), first_block(tile * kTileBlocks) {}
+  // The words of `count` directions from `first` on.
+  void words(std::uint32_t first, int count, std::uint32_t (*out)[4][kTileBlocks]) const {
+    DirectionWords own[kGroup];
+    for (int k = 0; k < count; ++k) own[k] = DirectionWords(keys, domain, first + static_cast<std::uint32_t>(k));
     for (int part = 0; part < parts; ++part) {
-      typename S::U words[4];
-      reinterpret_cast<const PhiloxAcrossBlocks<S>*>(storage[part])->direction(index, words);
-      for (int w = 0; w < 4; ++w) S::store_words(&out[w][part * S::lanes], words[w]);
+      const PhiloxAcrossBlocks<S> philox(keys, domain, first_block + part * S::lanes);
+      for (int k = 0; k < count; ++k) {
+        typename S::U words[4];
+        philox.direction(own[k], words);
+        for (int w = 0; w < 4; ++w) S::store_words(&out[k][w][part * S::lanes], words[w]);
+      }
     }
   }
 };
@@ -297,10 +322,8 @@ void rademacher_decode(float* acc, int coordinates, std::uint64_t tile, const De
     for (std::uint32_t j = 0; j < m; j += kGroup) {
       const int count = static_cast<int>(m - j < kGroup ? m - j : kGroup);
       float c[kGroup] = {};
-      for (int k = 0; k < count; ++k) {
-        c[k] = item.coefficient(item.scalars[j + k]);
-        philox.words(static_cast<std::uint32_t>(item.first) + j + k, group.words[k]);
-      }
+      for (int k = 0; k < count; ++k) c[k] = item.coefficient(item.scalars[j + k]);
+      philox.words(static_cast<std::uint32_t>(item.first) + j, count, group.words);
       const int quads = (count + 3) / 4;
       for (int q = 0; q < quads; ++q) sums.fill(tables + q * kTableFloats, c[4 * q], c[4 * q + 1], c[4 * q + 2], c[4 * q + 3]);
       switch (quads) {
@@ -383,15 +406,11 @@ void onebit_decode(float* acc, int coordinates, std::uint64_t tile, const Decode
     const TilePhilox<S> philox(keys, kDomainDirections, tile);
     for (int w = 0; w < 4; ++w) std::memset(planes[w], 0, static_cast<std::size_t>(4 * nibble_count) * sizeof planes[w][0]);
     for (std::uint32_t j = 0; j < m; j += kGroup) {
+      const int count = static_cast<int>(m - j < kGroup ? m - j : kGroup);
       std::uint32_t flips[kGroup] = {};
-      for (int k = 0; k < kGroup; ++k) {
-        if (j + k < m) {
-          philox.words(static_cast<std::uint32_t>(item.first) + j + k, group.words[k]);
-          flips[k] = (item.negative[(j + k) / 8] >> ((j + k) % 8)) & 1 ? 0xFFFFFFFFu : 0u;
-        } else {
-          std::memset(group.words[k], 0, sizeof group.words[k]);
-        }
-      }
+      for (int k = 0; k < count; ++k) flips[k] = 0u - ((item.negative[(j + k) / 8] >> ((j + k) % 8)) & 1u);
+      philox.words(static_cast<std::uint32_t>(item.first) + j, count, group.words);
+      for (int k = count; k < kGroup; ++k) std::memset(group.words[k], 0, sizeof group.words[k]);
       for (int w = 0; w < 4; ++w)
         for (int part = 0; part < kTileBlocks; part += S::lanes)
           count_group<S>(planes[w], plane_count, group, flips, w, part);
@@ -442,7 +461,7 @@ void apply_signs(const float* in, float* out, int coordinates, std::uint64_t til
   const RoundKeys keys(seed);
   const TilePhilox<S> philox(keys, domain, tile);
   alignas(64) std::uint32_t words[4][kTileBlocks];
-  philox.words(index, words);
+  philox.words(index, 1, &words);
   const int bits = bits_in_use(coordinates);
   for (int w = 0; w < 4; ++w)
     for (int part = 0; part < kTileBlocks; part += S::lanes)

@@ -18,6 +18,7 @@ struct Avx2Simd {
   using Table = __m256;
 
   static Half half_set(std::uint32_t value) { return _mm256_set1_epi64x(static_cast<long long>(value)); }
+  static Half half_spread(const std::uint64_t* value) { return _mm256_set1_epi64x(static_cast<long long>(*value)); }
   static Half half_iota(int half, std::uint32_t first) {
     const __m256i steps = _mm256_add_epi64(_mm256_set_epi64x(6, 4, 2, 0), _mm256_set1_epi64x(half));
     return _mm256_add_epi32(half_set(first), steps);

@@ -18,6 +18,7 @@ struct NeonSimd {
   using Table = uint8x16x4_t;
 
   static Half half_set(std::uint32_t value) { return vdupq_n_u64(value); }
+  static Half half_spread(const std::uint64_t* value) { return vdupq_n_u64(*value); }
   static Half half_iota(int half, std::uint32_t first) {
     const std::uint64_t lanes_[2] = {static_cast<std::uint32_t>(first + half), static_cast<std::uint32_t>(first + half + 2)};
     return vld1q_u64(lanes_);

@@ -18,6 +18,7 @@ struct PlainSimd {
 
   // Philox state: a 32-bit value in the low part of each 64-bit lane; the high part is never read.
   static Half half_set(std::uint32_t value) { return value; }
+  static Half half_spread(const std::uint64_t* value) { return *value; }
   static Half half_iota(int, std::uint32_t first) { return first; }
   static Half mul(Half a, std::uint32_t constant) { return static_cast<std::uint64_t>(static_cast<std::uint32_t>(a)) * constant; }
   static Half high(Half product) { return product >> 32; }

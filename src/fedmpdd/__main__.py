@@ -1,0 +1,5 @@
+"""`python -m fedmpdd` is `fedmpdd`."""
+
+from fedmpdd.cli import main
+
+main()

@@ -1,0 +1,1 @@
+"""Side-by-side timings, each rival in the same process."""

@@ -1,0 +1,87 @@
+"""What the documents say is what the code does."""
+
+import importlib.util
+import json
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedmpdd import unpack
+from fedmpdd.directions import _native, available_isas, reference
+
+ROOT = Path(__file__).parent.parent
+VECTORS: dict[str, Any] = json.loads((ROOT / "docs" / "vectors.json").read_text(encoding="utf-8"))
+SEED = int(VECTORS["seed"], 16)
+
+
+def load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_vectors_are_what_their_script_writes() -> None:
+    assert load(ROOT / "tools" / "make_vectors.py").vectors() == VECTORS
+
+
+@pytest.mark.parametrize("vector", VECTORS["signs"])
+def test_sign_vectors_on_every_path(vector: dict[str, Any]) -> None:
+    out = np.empty(len(vector["signs"]), dtype=np.float32)
+    for isa in available_isas():
+        _native.signs(SEED, 0, vector["index"], out, vector["first_coordinate"] // 2048, isa)
+        assert "".join("+" if x > 0 else "-" for x in out) == vector["signs"]
+
+
+def test_frames_of_the_vectors_are_read() -> None:
+    for frame in VECTORS["frames"]:
+        update = unpack(bytes.fromhex(frame["self_contained"]))
+        assert (update.d, update.key.seed) == (300, SEED)
+
+
+def test_vectors_quoted_in_the_spec_are_in_the_file() -> None:
+    text = (ROOT / "docs" / "directions.md").read_text(encoding="utf-8")
+    assert VECTORS["signs"][0]["signs"] in text
+    assert VECTORS["derived_seed"]["seed"] in text
+    rows = next(v["rows"] for v in VECTORS["hadamard_rows"] if v["d"] == 13_426)
+    assert " ".join(map(str, rows[:6])) in text
+    for words in re.findall(r"\| ([0-9a-f ]{35}) \| ([0-9a-f ]{17}) \| ([0-9a-f ]{35}) \|", text):
+        counter, key, answer = ([int(word, 16) for word in part.split()] for part in words)
+        result = reference.philox4x32(np.array([counter], dtype=np.uint64), key[0] | key[1] << 32)
+        assert result[0].tolist() == answer
+
+
+def test_readme_code_runs_as_it_stands() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    assert len(blocks) == 3
+    names: dict[str, Any] = {}
+    exec(blocks[0], names)
+    assert len(names["frame"]) == 90
+    server: dict[str, Any] = {"frame": names["frame"]}  # what crosses the network, and nothing else
+    exec(blocks[1], server)
+    assert server["estimate"].shape == (13_426,)
+    exec(blocks[2], names)
+    assert {len(frame) for frame in names["frames"]} == {62}
+    assert names["estimate"].shape == (13_426,)
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+            assert target.startswith("http") or (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_importing_the_package_does_not_import_torch() -> None:
+    code = "import sys, fedmpdd; print('torch' in sys.modules)"
+    import subprocess
+
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "False"
