@@ -203,7 +203,7 @@ def test_sessions_refuse_what_they_cannot_carry() -> None:
         sends.pack(codec.encode(gaussian(1, 301), [1])[0])
     with pytest.raises(KeyRangeError, match="the key that the client was given"):
         assigns.unpack(assigns.pack(slotted))
-    with pytest.raises(KeyRangeError, match="carries its seed"):
+    with pytest.raises(KeyRangeError, match="frames carry what is needed"):
         sends.unpack(sends.pack(codec.encode(gaussian(1, 300), [1])[0]), 1)
     with pytest.raises(KeyRangeError, match="out of range"):
         assigns.unpack(assigns.pack(slotted), Key(1, -1))

@@ -38,6 +38,8 @@ _CHECKSUM = struct.Struct("<I")
 _SMALLEST_FRAME = _HEADER.size + _CHECKSUM.size
 _SMALLEST_COMPACT = _COMPACT_HEAD.size + _CHECKSUM.size
 
+_NO_KEY = Key(0, 0)  # of updates whose codec needs none, in compact frames
+
 _CODES: dict[int, type[Codec]] = {codec.code: codec for codec in CODECS.values()}
 
 
@@ -155,18 +157,19 @@ class Session:
     """Compact frames, for two sides that already agree on codec and d.
 
     A compact frame is 8 bytes longer than scale and scalars, and another 8 where it carries its seed. It does not where
-    the session assigns keys: pass the key that the client was given to `unpack`.
+    the session assigns keys: pass the key that the client was given to `unpack`. Nor does it where decoding needs none.
     """
 
     def __init__(self, codec: Codec, d: int, *, sends_seed: bool) -> None:
         codec.check(d)
         self.codec = codec
         self.d = d
-        self.sends_seed = sends_seed
+        self.sends_seed = sends_seed and codec.needs_key
+        self.assigns_key = not sends_seed and codec.needs_key
         self._sections = codec.sections(d)
-        self._overhead = _SMALLEST_COMPACT + (_SEED.size if sends_seed else 0)
+        self._overhead = _SMALLEST_COMPACT + (_SEED.size if self.sends_seed else 0)
         # Three bytes that tell sessions apart: a frame of another one is refused before anything else is read.
-        descriptor = _header(codec, d, Key(0, 0)) + bytes([sends_seed])
+        descriptor = _header(codec, d, Key(0, 0)) + bytes([self.sends_seed])
         self._tag = _CHECKSUM.pack(_checksum(descriptor))[:3]
 
     @property
@@ -187,14 +190,17 @@ class Session:
                 "partitioned rounds assign keys: Session(…, sends_seed=False)"
             )
         payload = _payload(update)
-        checksum = _checksum(_header(self.codec, self.d, update.key), payload)
+        key = update.key if self.codec.needs_key else _NO_KEY
+        checksum = _checksum(_header(self.codec, self.d, key), payload)
         seed = _SEED.pack(update.key.seed) if self.sends_seed else b""
         return _COMPACT_HEAD.pack(COMPACT_MARK, self._tag) + seed + payload + _CHECKSUM.pack(checksum)
 
     def unpack(self, frame: bytes | bytearray | memoryview, key: Key | int | None = None) -> Update:
         """Read a compact frame; `key` is the one that was assigned, where the session assigns them."""
-        if (key is None) != self.sends_seed:
-            expected = "no key: the frame carries its seed" if self.sends_seed else "the key that the client was given"
+        if (key is not None) != self.assigns_key:
+            expected = (
+                "the key that the client was given" if self.assigns_key else "no key: frames carry what is needed"
+            )
             raise KeyRangeError(f"unpack got key = {key!r}, this session needs {expected}")
         view = memoryview(frame).cast("B")
         if len(view) < _SMALLEST_COMPACT:
@@ -217,7 +223,9 @@ class Session:
             )
         _check_length(len(view), self._overhead, self._sections)
         start = _COMPACT_HEAD.size
-        if key is None:
+        if not self.codec.needs_key:
+            key = _NO_KEY
+        elif key is None:
             (seed,) = _SEED.unpack_from(view, start)
             key = Key(seed)
             start += _SEED.size

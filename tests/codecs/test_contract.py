@@ -46,6 +46,10 @@ def test_round_trip_through_both_kinds_of_frame(codec: Codec) -> None:
     assigned = Session(codec, D, sends_seed=False)
     for update in codec.encode(gaussian(3, D), [0, 2**64 - 1, 12345]):
         assert unpack(pack(update)) == update
+        if not codec.needs_key:  # the key is not sent, and not missed
+            assert session.unpack(session.pack(update)).arrays[0].tobytes() == update.arrays[0].tobytes()
+            assert len(session.pack(update)) == codec.bytes_per_update(D) + 8 == session.frame_bytes
+            continue
         assert session.unpack(session.pack(update)) == update
         assert assigned.unpack(assigned.pack(update), update.key) == update
         assert len(assigned.pack(update)) == codec.bytes_per_update(D) + 8 == assigned.frame_bytes
@@ -109,6 +113,11 @@ def test_variance_is_that_of_the_formula(codec: Codec, n: int) -> None:
     errors = relative_errors(codec, gradients, trials, n)
     standard_error = errors.std() / math.sqrt(trials)
     expected = codec.variance(D, n)
+    if expected is None:
+        pytest.skip(f"{codec} has no formula for its variance")
+    if codec.variance_is_bound:
+        assert errors.mean() <= expected
+        return
     # Half a percent on top: the formulas for few bits take a projection to be normally distributed.
     assert abs(errors.mean() - expected) < 5 * standard_error + 0.005 * expected
 

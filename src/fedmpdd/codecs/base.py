@@ -66,6 +66,8 @@ class Codec(ABC):
     name: ClassVar[str]
     code: ClassVar[int]  # its number on the wire
     unbiased: ClassVar[bool]
+    needs_key: ClassVar[bool] = True  # whether decoding needs the key, so that a frame must carry its seed
+    variance_is_bound: ClassVar[bool] = False  # whether `variance` is the largest possible, not the exact one
 
     @abstractmethod
     def check(self, d: int, slot: int = 0) -> None:
@@ -88,9 +90,11 @@ class Codec(ABC):
     def from_parameters(cls, parameters: Parameters) -> "Codec":
         """Rebuild a codec, or raise InputError if there is none with these parameters."""
 
-    @abstractmethod
-    def variance(self, d: int, n: int = 1, *, partitioned: bool = False, alignment: float | None = None) -> float:
-        """Return E‖mean of n estimates − mean of n gradients‖² / mean ‖gradient‖², by formula."""
+    def variance(
+        self, d: int, n: int = 1, *, partitioned: bool = False, alignment: float | None = None
+    ) -> float | None:
+        """Return E‖mean of n estimates − mean of n gradients‖² / mean ‖gradient‖² by formula, None if there is none."""
+        return None
 
     @abstractmethod
     def _encode(self, gradients: Float32, keys: list[Key]) -> list[Arrays]:
