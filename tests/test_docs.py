@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedmpdd import unpack
-from fedmpdd.directions import _native, available_isas, reference
+from fedmpdd import MPDD, unpack
+from fedmpdd.directions import _native, available_isas, reference, using
 
 ROOT = Path(__file__).parent.parent
 VECTORS: dict[str, Any] = json.loads((ROOT / "docs" / "vectors.json").read_text(encoding="utf-8"))
@@ -44,6 +44,41 @@ def test_frames_of_the_vectors_are_read() -> None:
     for frame in VECTORS["frames"]:
         update = unpack(bytes.fromhex(frame["self_contained"]))
         assert (update.d, update.key.seed) == (300, SEED)
+
+
+@pytest.mark.parametrize("vector", VECTORS["rounds"])
+def test_weighted_rounds_of_the_vectors_decode_to_the_same_bits(vector: dict[str, Any]) -> None:
+    """By every kernel, and by the reference with the factors of the spec."""
+    updates = [unpack(bytes.fromhex(frame)) for frame in vector["frames"]]
+    codec, d = updates[0].codec, updates[0].d
+    assert isinstance(codec, MPDD)
+    for isa in available_isas():
+        with using(isa=isa):
+            estimate = codec.decode_mean(updates, vector["weights"])
+        assert " ".join(f"{word:08x}" for word in estimate.view(np.uint32)) == vector["estimate"]
+
+    expected = np.zeros(d, dtype=np.float32)
+    rows, firsts = [], []
+    for update, weight in zip(updates, vector["weights"], strict=True):
+        factor = weight / 1.0 / codec.m
+        if codec.bits < 32:
+            factor = factor * float(update.arrays[0][0])
+        first = update.key.slot * codec.m
+        if codec.bits == 1:
+            negative = np.unpackbits(update.arrays[1], count=codec.m, bitorder="little").astype(bool)
+            if codec.family == "rademacher":
+                reference.onebit_decode(negative, np.float32(factor), update.key.seed, first, expected)
+            scalars = np.where(negative, -1.0, 1.0)
+        else:
+            scalars = np.asarray(codec._unpack(update.arrays[-1]), dtype=np.float64)
+        coefficients = (factor * scalars).astype(np.float32)
+        rows.append(coefficients)
+        firsts.append(first)
+        if codec.family == "rademacher" and codec.bits > 1:
+            reference.rademacher_decode(coefficients, update.key.seed, first, expected)
+    if codec.family == "hadamard":
+        reference.hadamard_decode(rows, updates[0].key.seed, firsts, expected)
+    assert expected.tobytes() == estimate.tobytes()
 
 
 def test_vectors_quoted_in_the_spec_are_in_the_file() -> None:

@@ -71,7 +71,7 @@ def vectors() -> dict[str, Any]:
         "seed": f"{SEED:016x}",
         "signs": signs,
         "diagonal": {"d": 80, "signs": sign_text(reference.signs(SEED, 0, 80, spec.DOMAIN_DIAGONAL))},
-        "rounding_words": [f"{word:08x}" for word in reference.rounding_words(SEED, 3, 6)],
+        "rounding_words": {"slot": 3, "words": [f"{word:08x}" for word in reference.rounding_words(SEED, 3, 6)]},
         "derived_seed": {"round": 5, "client": 2**33 + 1, "seed": f"{derive_seed(SEED, 5, 2**33 + 1):016x}"},
         "outer_matrices": {
             str(order): [sign_text(row) for row in reference.outer_matrix(order)]
@@ -82,7 +82,24 @@ def vectors() -> dict[str, Any]:
         "gradient": "g[c] = ((37*c + 11) mod 101 - 50) / 64 for c < 300",
         "decode": decode,
         "one_bit_scale": bits([math.sqrt(math.pi / 2 * float((g.astype(np.float64) ** 2).sum())) / _correction(g)]),
+        "frames_are_of": {"m": 6, "slot": 0, "d": 300},
         "frames": frames,
+        "rounds": [
+            weighted_round(family, width) for family in ("rademacher", "hadamard") for width in (32, 16, 8, 4, 1)
+        ],
+    }
+
+
+def weighted_round(family: str, width: int) -> dict[str, Any]:
+    """Three clients of a partitioned round with full-mantissa scalars and weights that are no integers."""
+    codec = MPDD(m=7, bits=width, family=family)
+    gradients = np.stack([example_gradient(50) * np.float32(scale) for scale in (1 / 3, 0.7, 1.9)])
+    keys, weights = [Key(SEED, slot) for slot in (2, 0, 5)], [0.1, 0.2, 0.7]
+    updates = codec.encode(gradients, keys)
+    return {
+        "weights": weights,
+        "frames": [pack(update).hex() for update in updates],
+        "estimate": bits(codec.decode_mean(updates, weights)),
     }
 
 

@@ -11,10 +11,10 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 import fedmpdd
-from fedmpdd.errors import FedmpddError, InputError
+from fedmpdd.display import messages, readable_bytes, round_display, table
+from fedmpdd.errors import ConfigError, FedmpddError, InputError, MissingDependencyError, RunError
 
 app = typer.Typer(
     help="Federated learning for scarce uplinks: a gradient as a few random projections and a seed.",
@@ -23,11 +23,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 bench_app = typer.Typer(help="Side-by-side timings, each rival in the same process.", no_args_is_help=True)
+data_app = typer.Typer(help="Datasets: what there is, where it is, how to get it.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
+app.add_typer(data_app, name="data")
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document; everything else goes to standard error.")]
-
-messages = Console(stderr=True, highlight=False)
+DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Folder with the datasets; default: FEDMPDD_DATA.")]
+Config = Annotated[str, typer.Argument(help="A TOML file, or a shipped name such as demo or lenet-fmnist.")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="Changes, like codec.m=400.")]
 
 
 def _print_version(wanted: bool) -> None:
@@ -39,7 +42,7 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show it.")
     ] = False,
 ) -> None:
     """Take the options that belong to no command."""
@@ -50,7 +53,7 @@ def _print_json(document: dict[str, Any]) -> None:
 
 
 def _console(as_json: bool) -> Console:
-    return messages if as_json else Console(highlight=False)
+    return messages if as_json else Console(highlight=False, markup=False)
 
 
 @app.command()
@@ -58,35 +61,225 @@ def demo(
     out: Annotated[Path, typer.Option("--out", "-o", help="Where to write the page.")] = Path("fedmpdd-demo.html"),
     as_json: Json = False,
 ) -> None:
-    """Show the codec on real gradients: bytes, error against theory, and a page with the curves."""
+    """Train on real digits with FedSGD, FedMPDD and one-bit hadamard: under two minutes, no download."""
     from fedmpdd import demo as show
 
     if not out.resolve().parent.is_dir():
         raise InputError(f"--out {out}: its folder does not exist; make it first, or choose another place")
-    console = _console(as_json)
-    console.print(f"gradients of {show.CLIENTS} clients on real digits …")
-    gradients = show.client_gradients()
-    d = gradients.shape[1]
-    table = Table(title=f"one round, {show.CLIENTS} clients, d = {d:,}: a float32 gradient is {4 * d:,} bytes")
-    for column in ("codec", "bytes a client", "smaller", "error", "predicted"):
-        table.add_column(column, justify="left" if column == "codec" else "right")
-    rows = []
-    for row in show.table(gradients):
-        rows.append(row)
-        table.add_row(
-            row.codec, f"{row.uplink_bytes:,}", f"{row.times_smaller:,.1f}×", f"{row.error:.3f}", f"{row.predicted:.3f}"
-        )
-    console.print(table)
-    console.print("error = ‖decoded mean − mean gradient‖² / mean ‖gradient‖²; predicted = the codec's own formula")
-    points = []
-    for point in show.curves(gradients):
-        points.append(point)
-        if len(points) % 8 == 0:
-            console.print(f"curve {len(points) // 8} of 4: {point.curve}")
-    show.write_page(points, rows, out)
-    console.print(f"page: {out.resolve().as_uri()}")
+    rows = _compare(show.CONFIG, None, list(show.CODECS), show.TARGET, None, False, None, names=show.CODECS)
+    _print_comparison(rows, show.TARGET, None, as_json, names=show.CODECS)
+    show.write_page(rows, out)
+    _console(as_json).print(f"page: {out.resolve().as_uri()}")
     if as_json:
         _print_json({"rows": [row.as_dict() for row in rows], "page": str(out)})
+
+
+@app.command()
+def run(
+    config: Annotated[str | None, typer.Argument(help="A TOML file, or a shipped name such as lenet-fmnist.")] = None,
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder to make; default: runs/CONFIG-NUMBER.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with this run folder.")] = None,
+    data_dir: DataDir = None,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard events.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Train once, into a run folder that can be killed and resumed at any moment."""
+    runs = _training()
+    if resume is not None:
+        if config is not None or out is not None:
+            raise RunError(f"--resume {resume} goes on with the config of that run; give no CONFIG, changes or --out")
+        current = runs.Run.resume(resume, data_dir)
+    elif config is None:
+        raise ConfigError("name a config, like `fedmpdd run lenet-fmnist`, or a run to --resume")
+    else:
+        from fedmpdd.federation import load_config
+
+        current = runs.Run.create(out or runs.free_folder(config), load_config(config, overrides), data_dir)
+    sink = runs.tensorboard_sink(current.folder) if tensorboard else None
+    messages.print(f"run folder: {current.folder}")
+    full = 4 * current.federation.model.d
+    with round_display() as start:
+        show = start(current.folder.name, current.config.rounds, current.federation.next_round)
+
+        def on_round(metrics: Any, state: Any) -> None:
+            show(metrics.round + 1, metrics.accuracy, state.uplink_bytes, full * state.updates)
+            if sink is not None:
+                sink(metrics)
+
+        summary = current.train(on_round)
+    if as_json:
+        _print_json(summary)
+        return
+    accuracy = "not evaluated" if summary["accuracy"] is None else f"{summary['accuracy']:.2%}"
+    print(f"{summary['rounds']} rounds, accuracy {accuracy}, uplink {readable_bytes(summary['uplink_bytes'])}")
+    print(f"model sha256 {summary['model_sha256']}")
+
+
+def _training() -> Any:
+    """Import what trains, or say what is missing."""
+    try:
+        from fedmpdd.federation import runs
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(
+            f"training needs the package {error.name}, which is missing; pip install 'fedmpdd[train]'"
+        ) from None
+    return runs
+
+
+def _compare(
+    config: str,
+    overrides: list[str] | None,
+    codecs: list[str],
+    target: float | None,
+    budget: int | None,
+    stop: bool,
+    data_dir: Path | None,
+    names: dict[str, str] | None = None,
+) -> list[Any]:
+    _training()
+    from fedmpdd.federation import load_config
+    from fedmpdd.federation.compare import compare as run_all
+
+    loaded = load_config(config, overrides)
+    rows = []
+    with round_display() as start:
+        shown: dict[str, Any] = {}
+
+        def on_round(text: str, metrics: Any, uplink: int, full: int) -> None:
+            if text not in shown:
+                shown[text] = start((names or {}).get(text, text), loaded.rounds)
+            shown[text](metrics.round + 1, metrics.accuracy, uplink, full)
+
+        options = {"target": target, "budget": budget, "stop_at_target": stop, "data_dir": data_dir}
+        for row in run_all(loaded, codecs, on_round=on_round, **options):  # type: ignore[arg-type]
+            rows.append(row)
+    return rows
+
+
+def _print_comparison(
+    rows: list[Any], target: float | None, budget: int | None, as_json: bool, names: dict[str, str] | None = None
+) -> None:
+    columns = {"codec": "left", "rounds": "right", "final": "right"}
+    if target is not None:
+        columns |= {f"rounds to {target:.0%}": "right", f"uplink to {target:.0%}": "right", "against first": "right"}
+    if budget is not None:
+        columns |= {f"at {readable_bytes(budget)}": "right"}
+    result = table("", {**columns, "seconds": "right"})
+    first = rows[0].bytes_to_target if rows else None
+    for row in rows:
+        cells = [(names or {}).get(row.codec, row.codec), str(row.rounds), f"{row.final_accuracy:.1%}"]
+        if target is not None:
+            reached = row.bytes_to_target is not None
+            cells += [str(row.rounds_to_target), readable_bytes(row.bytes_to_target)] if reached else ["–", "–"]
+            cells.append(f"1/{first / row.bytes_to_target:,.1f}" if reached and first else "–")
+        if budget is not None:
+            cells.append("–" if row.accuracy_at_budget is None else f"{row.accuracy_at_budget:.1%}")
+        result.add_row(*cells, f"{row.seconds:.1f}")
+    _console(as_json).print(result)
+
+
+@app.command()
+def compare(
+    config: Config,
+    overrides: Overrides = None,
+    codecs: Annotated[str, typer.Option(help="Comma-separated, parameters with colons: fedsgd,mpdd:m=400:bits=1")] = "",
+    target: Annotated[float | None, typer.Option(min=0, max=1, help="Accuracy to reach, from 0 to 1.")] = None,
+    budget: Annotated[int | None, typer.Option(min=1, help="Uplink bytes, of all clients together.")] = None,
+    stop_at_target: Annotated[bool, typer.Option("--stop-at-target", help="End each training at its target.")] = False,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Train the same federation once per codec, and tabulate accuracy, rounds and bytes."""
+    chosen = [text for text in codecs.split(",") if text]
+    rows = _compare(config, overrides, chosen, target, budget, stop_at_target, data_dir)
+    if as_json:
+        _print_json({"rows": [row.as_dict() for row in rows]})
+    else:
+        _print_comparison(rows, target, budget, as_json)
+
+
+@app.command()
+def plan(
+    d: Annotated[int | None, typer.Option("--d", min=1, help="Number of parameters.")] = None,
+    model: Annotated[str | None, typer.Option(help="A model instead: logistic, lenet, cnn-lin2022, …")] = None,
+    clients: Annotated[int, typer.Option(min=1, help="Clients per round.")] = 50,
+    budget: Annotated[int | None, typer.Option(min=1, help="Bytes per client and round, frames as a whole.")] = None,
+    error: Annotated[float | None, typer.Option(min=0, help="Error of the mean gradient to stay below.")] = None,
+    alignment: Annotated[float | None, typer.Option(min=0, max=1, help="‖mean gradient‖² / mean ‖gradient‖².")] = None,
+    as_json: Json = False,
+) -> None:
+    """Choose family, m and bits for a number of bytes or an error."""
+    from fedmpdd.federation.plan import dimension, plans
+
+    size = dimension(d, model)
+    rows = plans(size, clients, frame_budget=budget, error=error, alignment=alignment)
+    if as_json:
+        _print_json({"d": size, "clients": clients, "rows": [row.as_dict() for row in rows]})
+        return
+    columns = dict.fromkeys(("m", "bits", "frame", "round", "error", "reveals"), "right")
+    result = table(f"d = {size:,}, {clients} clients a round", {"directions": "left", **columns})
+    for row in rows:
+        name = f"{row.family}, partitioned" if row.partitioned else row.family
+        numbers = (f"{row.m:,}", str(row.bits), f"{row.frame_bytes:,} B", readable_bytes(row.round_bytes))
+        result.add_row(name, *numbers, f"{row.error:.4g}", f"{row.revealed_bits:,} bits")
+    console = _console(False)
+    console.print(result if rows else "nothing fits: raise the budget or the error")
+    console.print("error = E‖decoded mean − mean gradient‖² / mean ‖gradient‖²; reveals is a count, not a guarantee")
+
+
+@data_app.command("list")
+def data_list(data_dir: DataDir = None, as_json: Json = False) -> None:
+    """Show the datasets, and which are here."""
+    from fedmpdd.data import DATASETS, data_folder
+
+    folder = data_folder(data_dir)
+    rows = []
+    for name, source in DATASETS.items():
+        found = len(source.find(folder)) if source.find else 0
+        state = "comes with the package" if not source.files else f"{found} files" if found else "not here"
+        rows.append({"dataset": name, "state": state})
+    if as_json:
+        _print_json({"folder": str(folder), "rows": rows})
+        return
+    result = table(f"in {folder}", {"dataset": "left", "state": "left"})
+    for row in rows:
+        result.add_row(row["dataset"], row["state"])
+    _console(False).print(result)
+
+
+@data_app.command("fetch")
+def data_fetch(name: Annotated[str, typer.Argument(help="A dataset, or all.")], data_dir: DataDir = None) -> None:
+    """Download a dataset from its official mirror, checked by SHA-256."""
+    from fedmpdd.data import data_folder, sources_named
+    from fedmpdd.data.fetch import fetch
+
+    folder = data_folder(data_dir)
+    for source in sources_named(name):
+        messages.print(f"{source.name} → {folder}")
+        brought = fetch(source, folder, lambda file, done, total: None)
+        messages.print(
+            f"{source.name}: {len(brought)} files brought" if brought else f"{source.name}: nothing to bring"
+        )
+
+
+@data_app.command("check")
+def data_check(
+    name: Annotated[str, typer.Argument(help="A dataset, or all.")] = "all",
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Look at every file of a dataset and load it; exit status 1 if something is damaged."""
+    from fedmpdd.data import data_folder, sources_named
+    from fedmpdd.data.fetch import check
+
+    findings = [finding for source in sources_named(name) for finding in check(source, data_folder(data_dir))]
+    if as_json:
+        _print_json({"rows": [finding._asdict() for finding in findings]})
+    for finding in [] if as_json else findings:
+        print(f"{finding.state:8}  {finding.dataset:14} {finding.path}: {finding.detail}")
+    if any(finding.state == "damaged" for finding in findings):
+        raise typer.Exit(1)
 
 
 @bench_app.command("codec")
@@ -99,35 +292,55 @@ def bench_codec(
     """Time encode and decode against PyTorch and NumPy, with ratios."""
     from fedmpdd.bench import codec as bench
 
-    console = _console(as_json)
     if not bench.has_torch():
-        console.print("torch is not installed: its rivals are left out (pip install torch)")
-    table = Table(title=f"codec, {threads} thread{'s' if threads > 1 else ''}, medians", box=None)
-    for column in ("what", "impl", "ms", "goal", "times ours"):
-        table.add_column(column, justify="left" if column in ("what", "impl") else "right", no_wrap=True)
+        messages.print("torch is not installed: its rivals are left out (pip install torch)")
+    columns = {"what": "left", "impl": "left", "ms": "right", "goal": "right", "times ours": "right"}
+    result = table(f"codec, {threads} thread{'s' if threads > 1 else ''}, medians", columns)
     rows, ours = [], 0.0
     for row in bench.run(threads=threads, seconds=seconds):
-        if row.impl == "fedmpdd":
-            ours = row.median_ms
+        ours = row.median_ms if row.impl == "fedmpdd" else ours
         rows.append(row)
         clients = f"×{row.clients}" if row.clients > 1 else ""
         what = f"{row.op} {row.family}/{row.bits} {row.d:,}×{row.m}{clients}"
         messages.print(f"{what}, {row.impl}: {row.median_ms:.4f} ms")
         goal = "" if row.goal_ms is None else f"≤ {row.goal_ms:g}"
         ratio = "" if row.impl == "fedmpdd" else f"{row.median_ms / ours:,.0f}×"
-        table.add_row(what, row.impl, f"{row.median_ms:.4f}", goal, ratio)
-    peaks = (
-        [{"family": f, "op": op, "d": 10_000_000, "peak_bytes": peak} for f, op, peak in bench.peak_memory()]
-        if memory
-        else []
-    )
+        result.add_row(what, row.impl, f"{row.median_ms:.4f}", goal, ratio)
+    peaks = [
+        {"family": family, "op": op, "d": 10_000_000, "peak_bytes": peak}
+        for family, op, peak in (bench.peak_memory() if memory else ())
+    ]
     if as_json:
         _print_json({"rows": [row.as_dict() for row in rows], "peak_memory": peaks})
         return
-    console.print(table)
+    console = _console(False)
+    console.print(result)
     for peak in peaks:
         what = f"{peak['family']} {peak['op']} at d = 10 million"
         console.print(f"{what}: {peak['peak_bytes']:,} bytes at the peak beyond input and output")
+
+
+@bench_app.command("rounds")
+def bench_rounds(
+    batch: Annotated[int, typer.Option(min=1, max=40, help="Examples per client and round.")] = 1,
+    seconds: Annotated[float, typer.Option(min=0.1, max=120, help="Time per codec; medians are taken.")] = 3.0,
+    as_json: Json = False,
+) -> None:
+    """Time whole rounds of the local engine: LeNet, 100 clients, 50 a round."""
+    _training()
+    from fedmpdd.bench import rounds as bench
+
+    for rival in bench.missing_rivals():
+        messages.print(f"{rival} is not installed: left out")
+    rows = list(bench.run(batch, seconds))
+    if as_json:
+        _print_json({"rows": [row.as_dict() for row in rows]})
+        return
+    columns = {"engine": "left", "codec": "left", "clients": "right", "batch": "right", "rounds/s": "right"}
+    result = table("whole rounds, medians", columns)
+    for row in rows:
+        result.add_row(row.engine, row.codec, str(row.clients_per_round), str(row.batch), f"{row.rounds_per_s:.1f}")
+    _console(False).print(result)
 
 
 def main() -> None:
@@ -135,7 +348,7 @@ def main() -> None:
     try:
         app()
     except FedmpddError as error:
-        messages.print(f"error: {error}", markup=False)
+        messages.print(f"error: {error}", soft_wrap=True)
         sys.exit(2 if isinstance(error, InputError) else 1)
     except KeyboardInterrupt:
         messages.print("stopped")

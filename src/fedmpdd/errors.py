@@ -5,7 +5,10 @@
     │   ├── GradientError                  shape, dtype, memory layout, NaN or infinity
     │   ├── KeyRangeError                  a seed or slot outside its range, or the wrong number of keys
     │   ├── CodecError                     parameters that no codec has, or updates that do not belong together
-    │   └── BackendError                   kernels or threads that this machine cannot give
+    │   ├── BackendError                   kernels or threads that this machine cannot give
+    │   ├── ConfigError                    a key of a run's configuration that cannot be meant
+    │   ├── DataError                      a dataset that is unknown, missing or damaged
+    │   └── RunError                       a run folder that is in the way, missing, or of another run
     ├── MissingDependencyError             a package that this command needs is not installed
     └── WireError (also a ValueError)      bytes from outside are not an update we can believe
         ├── TruncatedFrameError            shorter than the smallest frame
@@ -44,6 +47,18 @@ class CodecError(InputError):
 
 class BackendError(InputError):
     """Kernels or threads that this machine cannot give."""
+
+
+class ConfigError(InputError):
+    """A key of a run's configuration that cannot be meant."""
+
+
+class DataError(InputError):
+    """A dataset that is unknown, missing or damaged."""
+
+
+class RunError(InputError):
+    """A run folder that is in the way, missing, or of another run."""
 
 
 class MissingDependencyError(FedmpddError):

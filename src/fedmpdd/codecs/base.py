@@ -1,5 +1,6 @@
 """The contract that FedMPDD and every rival keep."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -142,8 +143,9 @@ def _factors(count: int, weights: Sequence[float] | None) -> NDArray[np.float64]
     values = np.asarray(weights, dtype=np.float64)
     if values.shape != (count,):
         raise CodecError(f"{count} updates came with weights of shape {list(values.shape)}; each update needs one")
-    total = values.sum()
-    if not (np.isfinite(values).all() and (values >= 0).all() and total > 0):
+    # Correctly rounded, so that every implementation gets the same; refused below if not finite.
+    total = math.fsum(values) if np.isfinite(values).all() else math.nan
+    if not ((values >= 0).all() and 0 < total < math.inf):
         raise CodecError(
             f"weights {values.tolist()} cannot be averaged with; expected finite, none negative, sum above 0"
         )

@@ -1,0 +1,66 @@
+"""`fedmpdd bench rounds`: whole rounds per second of the local engine, codec by codec."""
+
+import importlib.util
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from fedmpdd.federation.compare import codec_config
+from fedmpdd.federation.config import RunConfig, parse_config
+from fedmpdd.federation.engine import make_federation
+
+CODECS = (
+    "fedsgd",
+    "mpdd:m=400",
+    "mpdd:m=400:bits=1",
+    "mpdd:m=400:family=hadamard:keys=partitioned",
+    "mpdd:m=400:bits=1:family=hadamard:keys=partitioned",
+)
+RIVALS = {"pfl": "pfl-research", "flwr": "Flower's simulation"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured engine and codec."""
+
+    engine: str
+    codec: str
+    clients_per_round: int
+    batch: int
+    rounds_per_s: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the row as it stands in the JSON document."""
+        return asdict(self)
+
+
+def bench_config(batch: int = 1) -> RunConfig:
+    """LeNet, 100 clients, 50 a round, on the bundled digits; never evaluated, for rounds alone are timed."""
+    values = {"dataset": "mnist-5k", "model": "lenet", "clients": 100, "participation": 0.5, "batch": batch}
+    return parse_config({**values, "rounds": 10**6, "evaluate_every": 10**6, "codec": {"name": "mpdd", "m": 400}})
+
+
+def run(batch: int = 1, seconds: float = 3.0, data_dir: Path | None = None) -> Iterator[Row]:
+    """Measure each codec, all in this process, in turns so that a noisy machine is noisy for all."""
+    config = bench_config(batch)
+    federations = {text: make_federation(codec_config(config, text), data_dir) for text in CODECS}
+    times: dict[str, list[float]] = {text: [] for text in CODECS}
+    for federation in federations.values():
+        federation.run_round()
+    turns = 6
+    for _ in range(turns):
+        for text, federation in federations.items():
+            end = time.perf_counter() + seconds / turns
+            while (start := time.perf_counter()) < end:
+                federation.run_round()
+                times[text].append(time.perf_counter() - start)
+    for text in CODECS:
+        yield Row("local", text, config.per_round, batch, 1 / median(times[text]))
+
+
+def missing_rivals() -> list[str]:
+    """Return the rival engines that are not installed here."""
+    return [name for module, name in RIVALS.items() if importlib.util.find_spec(module) is None]

@@ -1,0 +1,66 @@
+"""What people see while something runs: a live line in a terminal, plain lines elsewhere, all on standard error."""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+messages = Console(stderr=True, highlight=False, markup=False)
+PLAIN_EVERY_S = 5.0
+
+
+def readable_bytes(count: float) -> str:
+    """A number of bytes for people: 1.2 MB."""
+    unit = "B"
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            break
+        count /= 1000
+    return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+
+
+class Rounds:
+    """The progress of one training: rounds, time left, accuracy, bytes, and bytes against FedSGD."""
+
+    def __init__(self, name: str, total: int, done: int, live: Progress | None) -> None:
+        self._name, self._total, self._live = name, total, live
+        self._task = live.add_task(name, total=total, completed=done, note="") if live else None
+        self._accuracy: float | None = None
+        self._printed = time.monotonic()
+
+    def __call__(self, done: int, accuracy: float | None, uplink: int, full: int) -> None:
+        """Show a round: how many are done, the newest accuracy, bytes so far, and what FedSGD would have sent."""
+        self._accuracy = self._accuracy if accuracy is None else accuracy
+        shown = "" if self._accuracy is None else f"accuracy {self._accuracy:.1%}  "
+        note = f"{shown}uplink {readable_bytes(uplink)}  1/{full / max(uplink, 1):,.0f} of FedSGD"
+        if self._live is not None and self._task is not None:
+            self._live.update(self._task, completed=done, note=note)
+        elif time.monotonic() - self._printed > PLAIN_EVERY_S or done == self._total:
+            self._printed = time.monotonic()
+            messages.print(f"{self._name}: round {done} of {self._total}  {note}")
+
+
+@contextmanager
+def round_display() -> Iterator[Any]:
+    """Yield a maker of Rounds: `start(name, total, done=0)`."""
+    if not sys.stderr.isatty():
+        yield lambda name, total, done=0: Rounds(name, total, done, None)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.completed}/{task.total}"))
+    with Progress(
+        *columns, TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}"), console=messages
+    ) as live:
+        yield lambda name, total, done=0: Rounds(name, total, done, live)
+
+
+def table(title: str, columns: dict[str, str]) -> Table:
+    """An empty table; columns map names to "left" or "right"."""
+    empty = Table(title=title, box=None, title_justify="left")
+    for name, justify in columns.items():
+        empty.add_column(name, justify="right" if justify == "right" else "left", no_wrap=justify == "right")
+    return empty

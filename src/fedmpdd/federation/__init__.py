@@ -1,0 +1,14 @@
+"""Clients, server, and the local engine that runs them."""
+
+from fedmpdd.federation.config import RunConfig, load_config, parse_config, shipped_configs
+from fedmpdd.federation.engine import Federation, RoundMetrics, make_federation
+
+__all__ = [
+    "Federation",
+    "RoundMetrics",
+    "RunConfig",
+    "load_config",
+    "make_federation",
+    "parse_config",
+    "shipped_configs",
+]

@@ -1,0 +1,218 @@
+"""What a run is: one TOML file, checked key by key."""
+
+import tomllib
+from dataclasses import fields
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fedmpdd.codecs import CODECS, Codec
+from fedmpdd.data import DATASETS, PartitionKind
+from fedmpdd.errors import ConfigError, InputError
+
+_STRICT = ConfigDict(extra="forbid", frozen=True, strict=False, allow_inf_nan=False)
+
+
+class PartitionConfig(BaseModel):
+    """How examples are dealt out. Its seed is apart from the training seed, so that five seeds share one split."""
+
+    model_config = _STRICT
+
+    kind: PartitionKind = PartitionKind.IID
+    seed: int = Field(default=2024, ge=0, lt=2**63)
+    classes_per_client: int = Field(default=2, ge=1)
+    alpha: float = Field(default=0.5, gt=0)
+    virtual_size: int = Field(default=64, ge=1)
+
+
+class ServerConfig(BaseModel):
+    """How the server steps along the decoded gradient."""
+
+    model_config = _STRICT
+
+    optimiser: Literal["sgd", "momentum", "adam"] = "sgd"
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.99, ge=0, lt=1)
+    epsilon: float = Field(default=1e-8, gt=0)
+
+
+class CodecConfig(BaseModel):
+    """A codec by name, its own parameters, and who chooses keys.
+
+    keys: "sent" (each client draws a seed and sends it, as in the paper), "derived" (seeds follow from the session's
+    seed, round and client, and are not sent) or "partitioned" (one seed a round, one slot a client, nothing sent).
+    """
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str = "mpdd"
+    keys: Literal["sent", "derived", "partitioned"] = "sent"
+    error_feedback: bool = False
+
+    @model_validator(mode="after")
+    def _known(self) -> "CodecConfig":
+        self.build()
+        return self
+
+    def build(self) -> Codec:
+        """Return the codec itself."""
+        if self.name not in CODECS:
+            raise ValueError(f"name = {self.name!r} is unknown; use one of {', '.join(CODECS)}")
+        codec = CODECS[self.name]
+        known = [field.name for field in fields(codec)]  # type: ignore[arg-type]
+        given = dict(self.__pydantic_extra__ or {})
+        for key in given:
+            if key not in known:
+                raise ValueError(f"{self.name} has no parameter {key!r}; it has {', '.join(known) or 'none'}")
+        try:
+            return codec(**given)
+        except (InputError, TypeError) as error:
+            raise ValueError(str(error).replace(f"{codec.__name__}.__init__()", self.name)) from None
+
+
+class RunConfig(BaseModel):
+    """One training."""
+
+    model_config = _STRICT
+
+    dataset: str = "mnist-5k"
+    pixels: Literal["unit", "normalised"] = "normalised"
+    model: str = "lenet"
+    init: Literal["default", "uniform"] = "default"
+    clients: int = Field(default=100, ge=1, le=2**32)
+    participation: float | None = Field(default=None, gt=0, le=1)
+    clients_per_round: int | None = Field(default=None, ge=1)
+    batch: int = Field(default=1, ge=1)
+    local_steps: int = Field(default=1, ge=1)
+    local_lr: float | None = Field(default=None, gt=0)
+    lr: float = Field(default=0.1, gt=0)
+    rounds: int = Field(default=100, ge=1, lt=2**32)
+    evaluate_every: int = Field(default=8, ge=1)
+    checkpoint_every: int = Field(default=50, ge=1)
+    seed: int = Field(default=17, ge=0, lt=2**63)
+    weighting: Literal["equal", "examples"] = "equal"
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    gradients: Literal["auto", "vmap", "loop"] = "auto"
+    partition: PartitionConfig = PartitionConfig()
+    server: ServerConfig = ServerConfig()
+    codec: CodecConfig = CodecConfig(m=400)  # type: ignore[call-arg]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "RunConfig":
+        if self.dataset not in DATASETS:
+            raise ValueError(f"dataset = {self.dataset!r} is unknown; use one of {', '.join(DATASETS)}")
+        if self.participation is not None and self.clients_per_round is not None:
+            raise ValueError("participation and clients_per_round say the same thing; give one of them")
+        if self.clients_per_round is not None and self.clients_per_round > self.clients:
+            raise ValueError(
+                f"clients_per_round = {self.clients_per_round} is more than clients = {self.clients}; lower it"
+            )
+        if self.per_round < 1:
+            raise ValueError(
+                f"participation = {self.participation} of clients = {self.clients} selects no client; raise either"
+            )
+        if self.local_steps > 1 and self.local_lr is None:
+            raise ValueError("local_steps above 1 needs local_lr, the step size on the client")
+        if self.local_lr is not None and self.local_steps == 1:
+            raise ValueError("local_lr is for local_steps above 1; with one step clients send gradients")
+        return self
+
+    @property
+    def per_round(self) -> int:
+        """How many clients take part in a round: βN of the paper."""
+        if self.clients_per_round is not None:
+            return self.clients_per_round
+        return int((1.0 if self.participation is None else self.participation) * self.clients)
+
+    @property
+    def gradient_method(self) -> Literal["vmap", "loop"]:
+        """All clients at once, or one by one.
+
+        "auto" goes by the batch, not by the clock, so that a config has one result: measured on two cores, one
+        vectorised call wins up to batches of 16 and the loop from 32 on (docs/performance.md).
+        """
+        if self.gradients != "auto":
+            return self.gradients
+        return "vmap" if self.batch <= 16 else "loop"
+
+
+def shipped_configs() -> dict[str, str]:
+    """Return the texts of the configs that come with the package, by name."""
+    folder = files("fedmpdd") / "configs"
+    return {
+        entry.name.removesuffix(".toml"): entry.read_text(encoding="utf-8")
+        for entry in sorted(folder.iterdir(), key=lambda entry: entry.name)
+        if entry.name.endswith(".toml")
+    }
+
+
+def load_config(source: str, overrides: list[str] | None = None) -> RunConfig:
+    """Read a config by shipped name or path, apply `key=value` overrides, and check it."""
+    shipped = shipped_configs()
+    path = Path(source)
+    if source in shipped:
+        text = shipped[source]
+    elif path.is_file():
+        text = path.read_text(encoding="utf-8")
+    else:
+        raise ConfigError(f"config {source!r} is neither a file nor one of the shipped ones: {', '.join(shipped)}")
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{source} is not TOML: {error}") from None
+    return parse_config(apply_overrides(values, overrides or []))
+
+
+def apply_overrides(values: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
+    """Return a config's table with `key=value` changes, keys of inner tables written with dots."""
+    for override in overrides:
+        _apply(values, override)
+    return values
+
+
+def parse_config(values: dict[str, Any]) -> RunConfig:
+    """Check a config that is already a table."""
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError("; ".join(_explain(problem) for problem in error.errors())) from None
+
+
+def _apply(values: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"{override!r} is not an override: expected key=value, like codec.m=400")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text  # a bare word is a string
+    table = values
+    *parents, last = key.split(".")
+    for parent in parents:
+        table = table.setdefault(parent, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"{override!r}: {parent} is a value, not a table")
+    if key == "codec.name":  # another codec has other parameters
+        kept: dict[str, Any] = {name: table[name] for name in ("keys", "error_feedback") if name in table}
+        table.clear()
+        table.update(kept)
+    if key in ("participation", "clients_per_round"):
+        values.pop("participation", None)
+        values.pop("clients_per_round", None)
+    table[last] = value
+
+
+def _explain(problem: Any) -> str:
+    """One sentence: the key, what came, what is allowed."""
+    where = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        tables: dict[str, type[BaseModel]] = {"partition": PartitionConfig, "server": ServerConfig}
+        known = tables.get(str(problem["loc"][0]), RunConfig).model_fields
+        return f"{where} is not a key of a config; the keys here are {', '.join(known)}"
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    if problem["type"] == "value_error":
+        return f"{where}: {message}" if where else message
+    return f"{where} = {problem['input']!r}: {message[0].lower()}{message[1:]}"

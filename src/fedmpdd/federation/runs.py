@@ -1,0 +1,242 @@
+"""Run folders: what was run, how it went, and how to go on after any interruption.
+
+    RUN/config.json              the resolved config; its presence makes the folder a run
+    RUN/environment.json         versions and machine, one entry per start
+    RUN/metrics.jsonl            one line per round
+    RUN/checkpoint.safetensors   model and server state after some round
+    RUN/summary.json             written when the run is done
+
+Files appear whole or not at all: they are written beside and renamed. Since every random choice follows from (seed,
+round, client), a checkpoint needs no more than vectors and a number, and a resumed run ends in the same bits.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+import fedmpdd
+from fedmpdd.directions import backend
+from fedmpdd.errors import MissingDependencyError, RunError
+from fedmpdd.federation.config import RunConfig, parse_config
+from fedmpdd.federation.engine import Federation, RoundMetrics, make_federation
+
+CONFIG, ENVIRONMENT, METRICS = "config.json", "environment.json", "metrics.jsonl"
+CHECKPOINT, SUMMARY = "checkpoint.safetensors", "summary.json"
+
+OnRound = Callable[[RoundMetrics, "Run"], None]
+
+
+def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+    """Have `write` make a file beside `path`, then put it in place in one step."""
+    partial = path.with_name(path.name + ".part")
+    write(partial)
+    with partial.open("rb+") as file:
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def write_json(path: Path, document: Any) -> None:
+    """Write a JSON document in one step."""
+    write_atomically(path, lambda partial: _write_text(partial, json.dumps(document, indent=2) + "\n"))
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+def model_sha256(flat: Tensor) -> str:
+    """SHA-256 of a flat float32 model, little-endian."""
+    return hashlib.sha256(flat.numpy().astype("<f4", copy=False).tobytes()).hexdigest()
+
+
+class Run:
+    """One training in one folder."""
+
+    def __init__(self, folder: Path, config: RunConfig, federation: Federation) -> None:
+        self.folder = folder
+        self.config = config
+        self.federation = federation
+        self.uplink_bytes = self.downlink_bytes = self.payload_bytes = self.updates = 0
+        self.accuracy: float | None = None
+
+    @classmethod
+    def create(cls, folder: Path, config: RunConfig, data_dir: Path | None = None) -> "Run":
+        """Make a new run folder; nothing is written over."""
+        if folder.exists():
+            raise RunError(
+                f"{folder} exists already; choose another --out, or go on with it: fedmpdd run --resume {folder}"
+            )
+        federation = make_federation(config, data_dir)  # before anything is written: it may refuse the config
+        try:
+            folder.mkdir(parents=True)
+        except OSError as error:
+            raise RunError(f"{folder} cannot be made: {error.strerror}; choose another --out") from None
+        write_json(folder / CONFIG, config.model_dump(mode="json"))
+        return cls(folder, config, federation)
+
+    @classmethod
+    def resume(cls, folder: Path, data_dir: Path | None = None) -> "Run":
+        """Open a run folder where its last checkpoint left it."""
+        config = read_config(folder)
+        run = cls(folder, config, make_federation(config, data_dir))
+        if (folder / CHECKPOINT).is_file():
+            run.federation.load_state(*_read_checkpoint(folder / CHECKPOINT))
+        done = run.federation.next_round
+        rows = [row for row in read_metrics(folder) if row["round"] < done]
+        if len(rows) != done:
+            raise RunError(
+                f"{folder / METRICS} has {len(rows)} of the {done} rounds before the checkpoint: it was changed"
+            )
+        write_atomically(
+            folder / METRICS, lambda partial: _write_text(partial, "".join(json.dumps(row) + "\n" for row in rows))
+        )
+        for row in rows:
+            run._count(row)
+        return run
+
+    def train(self, on_round: OnRound | None = None) -> dict[str, Any]:
+        """Run the rounds that are left and return the summary."""
+        self._note_environment()
+        with (self.folder / METRICS).open("a", encoding="utf-8") as lines:
+            while self.federation.next_round < self.config.rounds:
+                metrics = self.federation.run_round()
+                self._count(metrics.as_dict())
+                lines.write(json.dumps(metrics.as_dict()) + "\n")
+                if self.federation.next_round % self.config.checkpoint_every == 0:
+                    # Lines first: a checkpoint never speaks of a round whose line could be lost.
+                    lines.flush()
+                    os.fsync(lines.fileno())
+                    self._checkpoint()
+                if on_round is not None:
+                    on_round(metrics, self)
+            lines.flush()
+            os.fsync(lines.fileno())
+        self._checkpoint()
+        write_json(self.folder / SUMMARY, self.summary())
+        return self.summary()
+
+    def summary(self) -> dict[str, Any]:
+        """Return what `fedmpdd run --json` prints."""
+        return {
+            "run": str(self.folder),
+            "rounds": self.federation.next_round,
+            "accuracy": self.accuracy,
+            "uplink_bytes": self.uplink_bytes,
+            "payload_bytes": self.payload_bytes,
+            "downlink_bytes": self.downlink_bytes,
+            "model_sha256": model_sha256(self.federation.flat),
+        }
+
+    def _count(self, row: dict[str, Any]) -> None:
+        self.updates += row["clients"]
+        self.uplink_bytes += row["uplink_bytes"]
+        self.payload_bytes += row["payload_bytes"]
+        self.downlink_bytes += row["downlink_bytes"]
+        if row["accuracy"] is not None:
+            self.accuracy = row["accuracy"]
+
+    def _checkpoint(self) -> None:
+        tensors = {name: value.contiguous() for name, value in self.federation.state().items()}
+        metadata = {"next_round": str(self.federation.next_round)}
+        write_atomically(self.folder / CHECKPOINT, lambda partial: save_file(tensors, partial, metadata=metadata))
+
+    def _note_environment(self) -> None:
+        path = self.folder / ENVIRONMENT
+        starts = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+        write_json(path, [*starts, {"from_round": self.federation.next_round, **environment()}])
+
+
+def free_folder(config: str, below: Path = Path("runs")) -> Path:
+    """Return the first of runs/NAME-001, -002, … that does not exist."""
+    name = Path(config).stem
+    number = 1
+    while (folder := below / f"{name}-{number:03}").exists():
+        number += 1
+    return folder
+
+
+def tensorboard_sink(folder: Path) -> Callable[[RoundMetrics], None]:
+    """Return a function that writes the metrics of a round as TensorBoard events below the run folder."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ModuleNotFoundError:
+        raise MissingDependencyError("--tensorboard needs the package tensorboard; pip install tensorboard") from None
+    writer = SummaryWriter(str(folder / "tensorboard"))
+
+    def write(metrics: RoundMetrics) -> None:
+        for name, value in metrics.as_dict().items():
+            if name != "round" and value is not None:
+                writer.add_scalar(name, value, metrics.round)
+        writer.flush()
+
+    return write
+
+
+def environment() -> dict[str, Any]:
+    """Return versions and machine."""
+    versions = {}
+    for name in ("numpy", "torch", "pydantic", "safetensors"):
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            versions[name] = "missing"
+    return {
+        "fedmpdd": fedmpdd.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "kernels": backend().isa,
+        "threads": backend().threads,
+        "torch_threads": torch.get_num_threads(),
+        "byte_order": sys.byteorder,
+        **versions,
+    }
+
+
+def read_config(folder: Path) -> RunConfig:
+    """Return the resolved config of a run folder."""
+    try:
+        return parse_config(json.loads((folder / CONFIG).read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise RunError(
+            f"{folder} is not a run: it has no {CONFIG}; start one with fedmpdd run CONFIG --out {folder}"
+        ) from None
+    except json.JSONDecodeError as error:
+        raise RunError(f"{folder / CONFIG} is damaged: {error}") from None
+
+
+def read_metrics(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rounds of a run; a last line that was cut off by a crash is left out."""
+    path = folder / METRICS
+    if not path.is_file():
+        return
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    for number, line in enumerate(lines):
+        try:
+            row = json.loads(line) if line.endswith("\n") else None
+        except json.JSONDecodeError:
+            row = None
+        if row is None:
+            if number == len(lines) - 1:
+                return
+            raise RunError(f"{path}, line {number + 1} is damaged; cut the file off before it and resume")
+        yield row
+
+
+def _read_checkpoint(path: Path) -> tuple[dict[str, Tensor], int]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+            return state, int(file.metadata()["next_round"])
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise RunError(f"{path} is damaged: {error}; delete it to start the run again") from None

@@ -1,0 +1,46 @@
+"""Every random choice of a run, each a pure function of (seed, round, client): nothing to save, nothing to restore."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmpdd.codecs import Codec
+from fedmpdd.directions import Key, check_key, derive_seed, partitioned_keys
+from fedmpdd.federation.config import RunConfig
+
+_CLIENTS, _BATCH, _DROPOUT, _KEYS, _INIT = range(5)  # streams that never meet
+
+
+def _rng(config: RunConfig, stream: int, *counter: int) -> np.random.Generator:
+    return np.random.default_rng([config.seed, stream, *counter])
+
+
+def model_seed(config: RunConfig) -> int:
+    """Return the seed of the initial model."""
+    return int(_rng(config, _INIT).integers(2**63))
+
+
+def sample_clients(config: RunConfig, round_number: int) -> NDArray[np.int64]:
+    """Algorithm 2, line 3: βN of the N clients, without repetition, in memory that does not grow with N."""
+    chosen = _rng(config, _CLIENTS, round_number).choice(config.clients, config.per_round, replace=False, shuffle=False)
+    return np.sort(chosen)
+
+
+def sample_batch(config: RunConfig, round_number: int, client: int, examples: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Indices [local_steps, batch] of a client's minibatches of a round."""
+    rng = _rng(config, _BATCH, round_number, client)
+    return np.stack([rng.choice(examples, config.batch, replace=False) for _ in range(config.local_steps)])
+
+
+def survivors(config: RunConfig, round_number: int) -> NDArray[np.bool_]:
+    """Return which of the round's clients answer."""
+    if config.dropout == 0:
+        return np.ones(config.per_round, dtype=bool)
+    return _rng(config, _DROPOUT, round_number).random(config.per_round) >= config.dropout
+
+
+def round_keys(config: RunConfig, codec: Codec, round_number: int, clients: NDArray[np.int64]) -> list[Key]:
+    """Return the keys of a round, by the policy of the config."""
+    session = int(_rng(config, _KEYS).integers(2**63))
+    if config.codec.keys == "partitioned":
+        return partitioned_keys(derive_seed(session, round_number, 2**64 - 1), len(clients))
+    return [check_key(derive_seed(session, round_number, int(client))) for client in clients]

@@ -1,0 +1,32 @@
+"""The server's step: x_{k+1} from x_k and the decoded mean gradient."""
+
+import torch
+from torch import Tensor
+
+from fedmpdd.federation.config import RunConfig
+
+
+class ServerStep:
+    """SGD (the paper's), SGD with momentum, or Adam; its state is a few vectors that a checkpoint holds."""
+
+    def __init__(self, config: RunConfig, d: int) -> None:
+        self._config = config.server
+        # Model differences are steps already; gradients are multiplied by the learning rate.
+        self._lr = config.lr
+        names = {"sgd": (), "momentum": ("velocity",), "adam": ("first", "second")}[config.server.optimiser]
+        self.state: dict[str, Tensor] = {name: torch.zeros(d) for name in names}
+
+    def __call__(self, flat: Tensor, gradient: Tensor, round_number: int) -> Tensor:
+        """Algorithm 2, line 22: x_{k+1} = x_k − η ĝ, or its relative."""
+        c = self._config
+        if c.optimiser == "sgd":
+            return flat - self._lr * gradient
+        if c.optimiser == "momentum":
+            velocity = self.state["velocity"].mul_(c.momentum).add_(gradient)
+            return flat - self._lr * velocity
+        first = self.state["first"].mul_(c.beta1).add_(gradient, alpha=1 - c.beta1)
+        second = self.state["second"].mul_(c.beta2).addcmul_(gradient, gradient, value=1 - c.beta2)
+        steps = round_number + 1
+        first_unbiased = first / (1 - c.beta1**steps)
+        second_unbiased = second / (1 - c.beta2**steps)
+        return flat - self._lr * first_unbiased / (second_unbiased.sqrt() + c.epsilon)

@@ -1,0 +1,93 @@
+import pytest
+import torch
+from torch import nn
+
+from fedmpdd import models
+from fedmpdd.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "d"),
+    [
+        ("logistic", (1, 28, 28), 7850),
+        ("lenet", (1, 28, 28), 13426),
+        ("cnn-lin2022", (1, 28, 28), 44426),
+        ("cnn-mcmahan2017", (3, 32, 32), 319242),
+    ],
+)
+def test_sizes_are_the_papers(name: str, shape: tuple[int, int, int], d: int) -> None:
+    model, flat = models.build(name, shape, 10, init="default", seed=1)
+    assert model.d == d == flat.numel()
+    assert model(flat, torch.zeros(3, *shape)).shape == (3, 10)
+
+
+def test_flat_model_computes_what_the_module_does() -> None:
+    torch.manual_seed(3)
+    module = models.lenet((1, 28, 28), 10)
+    flat = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
+    model, _ = models.build("lenet", (1, 28, 28), 10, init="default", seed=9)
+    x = torch.randn(4, 1, 28, 28)
+    assert torch.equal(model(flat, x), module(x))
+
+
+def test_the_seed_decides_and_pytorchs_own_generator_is_left_alone() -> None:
+    torch.manual_seed(5)
+    before = torch.random.get_rng_state()
+    first, again, other = (models.build("lenet", (1, 28, 28), 10, init="uniform", seed=s)[1] for s in (1, 1, 2))
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert first.abs().max() <= 0.5
+    assert first.abs().mean() > 0.2
+
+
+class Tiny(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(784, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layer(x.flatten(1))
+        return out
+
+
+class WithBatchNorm(Tiny):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(10)
+
+
+class NineClasses(Tiny):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(784, 9)
+
+
+def no_module() -> int:
+    return 3
+
+
+def test_any_module_by_import_path() -> None:
+    model, flat = models.build("tests.test_models:Tiny", (1, 28, 28), 10, init="default", seed=1)
+    assert model.d == 7_850 == flat.numel()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("resnet", "expected one of logistic, lenet"),
+        ("no.such.module:Net", "cannot be imported"),
+        ("tests.test_models:Missing", "cannot be imported"),
+        ("tests.test_models:WithBatchNorm", "group or layer norm"),
+        ("tests.test_models:NineClasses", r"expected \[2, 10\]"),
+        ("tests.test_models:no_module", "expected a torch.nn.Module"),
+    ],
+)
+def test_models_that_cannot_be_used(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        models.build(name, (1, 28, 28), 10, init="default", seed=1)
+
+
+def test_images_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ConfigError, match="does not take images"):
+        models.build("tests.test_models:Tiny", (3, 32, 32), 10, init="default", seed=1)
