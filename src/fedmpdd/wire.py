@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedmpdd.codecs import CODECS, Arrays, Codec, Parameters, Section, Update
+from fedmpdd.codecs import CODECS, NO_KEY, Arrays, Codec, Parameters, Section, Update
 from fedmpdd.directions import MAX_D, Key, check_key
 from fedmpdd.errors import (
     ChecksumError,
     CodecError,
+    ContentError,
     FrameLengthError,
     InputError,
     KeyRangeError,
@@ -37,8 +38,6 @@ _SEED = struct.Struct("<Q")
 _CHECKSUM = struct.Struct("<I")
 _SMALLEST_FRAME = _HEADER.size + _CHECKSUM.size
 _SMALLEST_COMPACT = _COMPACT_HEAD.size + _CHECKSUM.size
-
-_NO_KEY = Key(0, 0)  # of updates whose codec needs none, in compact frames
 
 _CODES: dict[int, type[Codec]] = {codec.code: codec for codec in CODECS.values()}
 
@@ -138,7 +137,7 @@ def unpack(frame: bytes | bytearray | memoryview, limits: Limits = DEFAULT_LIMIT
     if code not in _CODES:
         raise UnknownCodecError(f"codec number {code} is unknown: expected one of {sorted(_CODES)}; upgrade this side?")
     if size == 0:
-        raise LimitError("the frame says 0 scalars; expected at least 1")
+        raise LimitError("the frame says size 0; expected at least 1")
     try:
         codec = _CODES[code].from_parameters(Parameters(first, second, size))
     except InputError as error:
@@ -149,8 +148,11 @@ def unpack(frame: bytes | bytearray | memoryview, limits: Limits = DEFAULT_LIMIT
     (found,) = _CHECKSUM.unpack_from(view, len(view) - _CHECKSUM.size)
     _check_sum(found, _checksum(view[: -_CHECKSUM.size]))
     arrays = _read_arrays(view[_HEADER.size : -_CHECKSUM.size], sections)
-    codec.check_content(arrays)
-    return Update(codec, d, Key(seed, slot), arrays)
+    key = Key(seed, slot)
+    if not codec.needs_key and key != NO_KEY:
+        raise ContentError(f"{codec} needs no key, but the frame carries {key}; expected zeros: drop this update")
+    codec.check_content(arrays, d)
+    return Update(codec, d, key, arrays)
 
 
 class Session:
@@ -190,8 +192,7 @@ class Session:
                 "partitioned rounds assign keys: Session(…, sends_seed=False)"
             )
         payload = _payload(update)
-        key = update.key if self.codec.needs_key else _NO_KEY
-        checksum = _checksum(_header(self.codec, self.d, key), payload)
+        checksum = _checksum(_header(self.codec, self.d, update.key), payload)
         seed = _SEED.pack(update.key.seed) if self.sends_seed else b""
         return _COMPACT_HEAD.pack(COMPACT_MARK, self._tag) + seed + payload + _CHECKSUM.pack(checksum)
 
@@ -224,7 +225,7 @@ class Session:
         _check_length(len(view), self._overhead, self._sections)
         start = _COMPACT_HEAD.size
         if not self.codec.needs_key:
-            key = _NO_KEY
+            key = NO_KEY
         elif key is None:
             (seed,) = _SEED.unpack_from(view, start)
             key = Key(seed)
@@ -235,5 +236,5 @@ class Session:
         (found,) = _CHECKSUM.unpack_from(view, len(view) - _CHECKSUM.size)
         _check_sum(found, _checksum(_header(self.codec, self.d, key), payload))
         arrays = _read_arrays(payload, self._sections)
-        self.codec.check_content(arrays)
+        self.codec.check_content(arrays, self.d)
         return Update(self.codec, self.d, key, arrays)

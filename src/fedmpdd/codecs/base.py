@@ -4,16 +4,18 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpdd.directions import Key, check_gradients, check_key
+from fedmpdd.directions import MAX_DIRECTIONS, Key, check_gradients, check_key
 from fedmpdd.errors import CodecError, KeyRangeError
 
 Float32 = NDArray[np.float32]
 Arrays = tuple[NDArray[Any], ...]  # what an update consists of: one array per section of its codec
+
+NO_KEY = Key(0, 0)  # of updates whose codec needs none to decode
 
 
 class Section(NamedTuple):
@@ -31,7 +33,11 @@ class Section(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Update:
-    """What one client uploads in one round. It has exactly one byte representation: see fedmpdd.wire."""
+    """What one client uploads in one round. It has exactly one byte representation: see fedmpdd.wire.
+
+    The key is NO_KEY where decoding needs none, whatever key it was encoded with: a seed that only served to round, or
+    to add noise, must not travel with what it hides.
+    """
 
     codec: "Codec"
     d: int
@@ -50,11 +56,11 @@ class Update:
 
 
 class Parameters(NamedTuple):
-    """A codec's parameters as a frame carries them: two bytes and a 32-bit number."""
+    """A codec's parameters as a frame carries them: two bytes and a 32-bit number that is not 0."""
 
-    first: int
-    second: int
-    size: int
+    first: int = 0
+    second: int = 0
+    size: int = 1
 
 
 class Codec(ABC):
@@ -79,17 +85,25 @@ class Codec(ABC):
         """Return the arrays that an update of a gradient of d coordinates consists of."""
 
     @abstractmethod
-    def check_content(self, arrays: Arrays) -> None:
-        """Raise ContentError if arrays of the right size hold what this codec never writes."""
+    def check_content(self, arrays: Arrays, d: int) -> None:
+        """Raise ContentError if the arrays of `sections(d)` hold what this codec never writes."""
 
     @abstractmethod
     def parameters(self) -> Parameters:
         """Return what a frame must carry to rebuild this codec."""
 
     @classmethod
-    @abstractmethod
-    def from_parameters(cls, parameters: Parameters) -> "Codec":
+    def from_parameters(cls, parameters: Parameters) -> Self:
         """Rebuild a codec, or raise InputError if there is none with these parameters."""
+        codec = cls._from_parameters(parameters)
+        if codec.parameters() != parameters:
+            raise CodecError(f"{parameters} is no {cls.name} codec: {codec} has {codec.parameters()}")
+        return codec
+
+    @classmethod
+    @abstractmethod
+    def _from_parameters(cls, parameters: Parameters) -> Self:
+        """`from_parameters`, free to ignore what this codec does not use."""
 
     def variance(
         self, d: int, n: int = 1, *, partitioned: bool = False, alignment: float | None = None
@@ -119,7 +133,8 @@ class Codec(ABC):
         for slot in {key.slot for key in checked}:
             self.check(d, slot)
         return [
-            Update(self, d, key, arrays) for key, arrays in zip(checked, self._encode(gradients, checked), strict=True)
+            Update(self, d, key if self.needs_key else NO_KEY, arrays)
+            for key, arrays in zip(checked, self._encode(gradients, checked), strict=True)
         ]
 
     def decode_mean(self, updates: Sequence[Update], weights: Sequence[float] | None = None) -> Float32:
@@ -134,6 +149,18 @@ class Codec(ABC):
                     "this round; decode the updates of different codecs or models apart"
                 )
         return self._decode_sum(updates, _factors(len(updates), weights), d)
+
+
+def check_count(name: str, value: object, what: str) -> None:
+    """Raise CodecError unless a parameter is an integer from 1 to 2^32 − 1, what the size in a frame can hold."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < MAX_DIRECTIONS:
+        raise CodecError(f"{name} = {value!r} is not a number of {what}: expected an integer from 1 to 2^32 − 1")
+
+
+def check_bits(bits: object, allowed: tuple[int, ...]) -> None:
+    """Raise CodecError unless `bits` is one of the integers that are allowed."""
+    if not isinstance(bits, int) or isinstance(bits, bool) or bits not in allowed:
+        raise CodecError(f"bits = {bits!r} is not a size of scalars: expected one of {', '.join(map(str, allowed))}")
 
 
 def _factors(count: int, weights: Sequence[float] | None) -> NDArray[np.float64]:

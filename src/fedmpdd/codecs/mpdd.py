@@ -8,21 +8,22 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpdd.codecs.base import Arrays, Codec, Float32, Parameters, Section, Update
-from fedmpdd.directions import (
-    FAMILIES,
-    MAX_DIRECTIONS,
-    Key,
-    family_named,
-    hadamard_size,
-    moments,
-    rounding_words,
+from fedmpdd.codecs._arithmetic import repeated_share
+from fedmpdd.codecs._packing import (
+    check_finite_values,
+    check_scale,
+    check_spare_bits,
+    pack_nibbles,
+    packed_bytes,
+    unpack_nibbles,
 )
+from fedmpdd.codecs.base import Arrays, Codec, Float32, Parameters, Section, Update, check_bits, check_count
+from fedmpdd.directions import FAMILIES, Key, family_named, hadamard_size, moments, rounding_words
 from fedmpdd.errors import CodecError, ContentError
 
 BITS = (32, 16, 8, 4, 1)
@@ -42,12 +43,8 @@ class MPDD(Codec):
     unbiased: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.m, int) or isinstance(self.m, bool) or not 1 <= self.m < MAX_DIRECTIONS:
-            raise CodecError(f"m = {self.m!r} is not a number of directions: expected an integer from 1 to 2^32 − 1")
-        if self.bits not in BITS:
-            raise CodecError(
-                f"bits = {self.bits!r} is not a size of scalars: expected one of {', '.join(map(str, BITS))}"
-            )
+        check_count("m", self.m, "directions")
+        check_bits(self.bits, BITS)
         family_named(self.family)
 
     @property
@@ -68,33 +65,26 @@ class MPDD(Codec):
         scale = Section("scale", "<f4", 1)
         if self.bits in _INTEGER_TYPES:
             return scale, Section("scalars", _INTEGER_TYPES[self.bits], self.m)
-        return scale, Section("scalars", "|u1", -(-self.m * self.bits // 8))
+        return scale, Section("scalars", "|u1", packed_bytes(self.m, self.bits))
 
-    def check_content(self, arrays: Arrays) -> None:
+    def check_content(self, arrays: Arrays, d: int) -> None:
         """See Codec."""
         if self.bits == 32:
-            if not np.isfinite(arrays[0]).all():
-                raise ContentError("a scalar is NaN or infinite; expected finite float32: drop this update")
+            check_finite_values(arrays[0])
             return
         scale, scalars = float(arrays[0][0]), arrays[1]
-        if not (math.isfinite(scale) and math.copysign(1.0, scale) > 0):
-            raise ContentError(f"the scale is {scale}; expected a finite number, 0 or above: drop this update")
+        check_scale(scale, scalars)
         if self.bits in (1, 4):
-            used = self.m * self.bits % 8
-            if used and int(scalars[-1]) >> used:
-                raise ContentError(f"the {8 - used} bits after the last scalar are not all zero: drop this update")
+            check_spare_bits(scalars, self.m, self.bits)
         if self.bits > 1 and (self._unpack(scalars) < -self.levels).any():
             raise ContentError(f"a scalar has level {-self.levels - 1}; levels are ±{self.levels}: drop this update")
-        if scale == 0.0 and scalars.any():
-            raise ContentError("the scale is 0 but a scalar is not; a zero gradient has zero scalars: drop this update")
 
     def parameters(self) -> Parameters:
         """See Codec."""
         return Parameters(family_named(self.family).code, self.bits, self.m)
 
     @classmethod
-    def from_parameters(cls, parameters: Parameters) -> "MPDD":
-        """See Codec."""
+    def _from_parameters(cls, parameters: Parameters) -> Self:
         for family in FAMILIES.values():
             if family.code == parameters.first:
                 return cls(m=parameters.size, bits=parameters.second, family=family.name)
@@ -133,7 +123,7 @@ class MPDD(Codec):
         levels = np.floor(scalars / steps + uniform)
         levels[scales == 0] = 0
         if self.bits == 4:
-            return scales, _pack_nibbles(levels.astype(np.int8))
+            return scales, pack_nibbles(levels.astype(np.int8))
         return scales, levels.astype(_INTEGER_TYPES[self.bits])
 
     # ------------------------------------------------------------------------------------------------ decode
@@ -153,10 +143,7 @@ class MPDD(Codec):
 
     def _unpack(self, scalars: NDArray[Any]) -> NDArray[Any]:
         """Levels of scalars of 4 to 16 bits."""
-        if self.bits != 4:
-            return scalars
-        nibbles = np.stack([scalars & 15, scalars >> 4], axis=-1).reshape(*scalars.shape[:-1], -1)[..., : self.m]
-        return np.asarray((nibbles ^ 8).astype(np.int8) - 8)
+        return unpack_nibbles(scalars, self.m) if self.bits == 4 else scalars
 
     # ----------------------------------------------------------------------------------------------- variance
 
@@ -172,7 +159,7 @@ class MPDD(Codec):
         if not partitioned or n == 1:
             return one / n
         shared = 1 / n if alignment is None else alignment
-        repeated = _repeated_rows(hadamard_size(d), self.m, n) if self.family == "hadamard" else 0.0
+        repeated = repeated_share(hadamard_size(d), self.m, n) if self.family == "hadamard" else 0.0
         cosine = max(0.0, (shared - 1 / n) * n / (n - 1))  # of two clients' gradients, on average
         # Two signs of one row agree more often than the cosine says: E = 2/π · asin(cosine).
         same_row = d * math.asin(min(1.0, cosine)) / cosine if self.bits == 1 and cosine > 0 else d
@@ -199,14 +186,6 @@ def _one_bit(scalars: Float32, seconds_and_fourths: NDArray[np.float64]) -> tupl
     return scales, np.packbits(negative, axis=1, bitorder="little")
 
 
-def _pack_nibbles(levels: NDArray[np.int8]) -> NDArray[np.uint8]:
-    """Two's complement nibbles, the even-numbered scalar in the low half."""
-    width = levels.shape[1]
-    nibbles = np.zeros((levels.shape[0], width + width % 2), dtype=np.uint8)
-    nibbles[:, :width] = levels.view(np.uint8) & 15
-    return np.asarray(nibbles[:, 0::2] | nibbles[:, 1::2] << 4)
-
-
 @cache
 def _expected_largest_square(m: int) -> float:
     """E[max z_j²] of m standard normals: ∫ 1 − P(z² ≤ t)^m dt, by Simpson's rule on t = x²."""
@@ -217,10 +196,3 @@ def _expected_largest_square(m: int) -> float:
     weights[1::2] = 4.0
     weights[[0, -1]] = 1.0
     return float(weights @ integrand * (x[1] - x[0]) / 3)
-
-
-def _repeated_rows(size: int, m: int, n: int) -> float:
-    """Of all pairs of directions of two different clients of a partitioned round, the part that is the same row."""
-    full, rest = divmod(n * m, size)
-    same = rest * (full + 1) * full + (size - rest) * full * (full - 1)
-    return same / (n * (n - 1) * m * m)

@@ -3,9 +3,10 @@
 The stream is a published standard, docs/directions.md, so that any two machines agree on every sign.
 """
 
-from fedmpdd.directions.families import FAMILIES, Family, Hadamard, Rademacher, family_named
+from fedmpdd.directions.coordinates import distinct_coordinates
+from fedmpdd.directions.families import FAMILIES, Family, Hadamard, Rademacher, check_d, family_named
 from fedmpdd.directions.keys import Key, check_key, derive_seed, partitioned_keys, rounding_words
-from fedmpdd.directions.native import available_isas, backend, check_gradients, moments, using
+from fedmpdd.directions.native import available_isas, backend, check_finite, check_gradients, moments, using
 from fedmpdd.directions.spec import MAX_D, MAX_DIRECTIONS, MAX_SEED, MAX_SLOT, hadamard_size
 
 __all__ = [
@@ -20,9 +21,12 @@ __all__ = [
     "Rademacher",
     "available_isas",
     "backend",
+    "check_d",
+    "check_finite",
     "check_gradients",
     "check_key",
     "derive_seed",
+    "distinct_coordinates",
     "family_named",
     "hadamard_size",
     "moments",

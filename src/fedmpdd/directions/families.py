@@ -45,9 +45,14 @@ class Family(Protocol):
         """`decode` of scalars ±1, given as packed bits [clients, ⌈m/8⌉], a bit set meaning −1."""
 
 
-def _check_d_m(d: int, m: int) -> None:
+def check_d(d: int) -> None:
+    """Raise CodecError unless d is a number of coordinates that this package handles."""
     if not 1 <= d <= MAX_D:
         raise CodecError(f"d = {d} is out of range: expected 1 to 2^40 coordinates")
+
+
+def _check_d_m(d: int, m: int) -> None:
+    check_d(d)
     if m < 1:
         raise CodecError(f"m = {m} is out of range: at least one direction is needed")
 

@@ -118,3 +118,8 @@ def moments(gradients: NDArray[np.float32]) -> NDArray[np.float64]:
             "lower the learning rate or clip before encoding"
         )
     return out
+
+
+def check_finite(gradients: NDArray[np.float32]) -> None:
+    """Raise GradientError if a coordinate is not finite."""
+    moments(gradients)  # the fastest way to look at them all

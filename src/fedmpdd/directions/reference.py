@@ -141,6 +141,13 @@ def hadamard_row(seed: int, d: int, direction: int) -> int:
     return left * right_size + right
 
 
+def coordinates(seed: int, d: int, slot: int, k: int) -> list[int]:
+    """The k coordinates of a slot: rows below d in the order of the directions, from number slot·k on, repeating."""
+    outer, log2 = hadamard_order(d)
+    below = [row for row in (hadamard_row(seed, d, j) for j in range(outer << log2)) if row < d]
+    return [below[(slot * k + i) % d] for i in range(k)]
+
+
 def hadamard_direction(seed: int, d: int, direction: int) -> Float32:
     """Coordinates of one direction: a row of the matrix times the random diagonal."""
     outer, log2 = hadamard_order(d)

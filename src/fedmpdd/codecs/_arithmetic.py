@@ -1,0 +1,52 @@
+"""Sums and roundings that several codecs share."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmpdd.errors import CodecError
+
+Float32 = NDArray[np.float32]
+
+CHUNK = 1 << 15  # coordinates at a time: fits the cache, and a multiple of 8, so that packed bits are cut at bytes
+
+
+def chunks(d: int) -> Iterator[slice]:
+    """Cut d coordinates into pieces of CHUNK."""
+    for start in range(0, d, CHUNK):
+        yield slice(start, min(d, start + CHUNK))
+
+
+def weighted_sum(d: int, factors: NDArray[np.float64], values: Callable[[int, slice], NDArray[Any]]) -> Float32:
+    """Sum over i of factor i times vector i, in float64 and in order; values(i, part) is a part of vector i.
+
+    Only a chunk is ever held in float64. Neither order nor chunks change the result with the machine.
+    """
+    out = np.empty(d, dtype=np.float32)
+    for part in chunks(d):
+        total = np.zeros(part.stop - part.start)
+        for i, factor in enumerate(factors):
+            total += factor * values(i, part)
+        out[part] = total
+    return out
+
+
+def as_float32(values: NDArray[np.float64] | Float32, what: str) -> Float32:
+    """Round to float32, or raise CodecError where that is not finite."""
+    with np.errstate(over="ignore"):
+        rounded = values.astype(np.float32, copy=False)
+    if not np.isfinite(rounded).all():
+        raise CodecError(f"{what} overflows float32: the gradient is too large; scale or clip it before encoding")
+    return rounded
+
+
+def repeated_share(size: int, m: int, n: int) -> float:
+    """Of all pairs of directions of two different clients of a partitioned round, the part that is the same one.
+
+    The clients take m each, one after the other, from `size` that repeat.
+    """
+    full, rest = divmod(n * m, size)
+    same = rest * (full + 1) * full + (size - rest) * full * (full - 1)
+    return same / (n * (n - 1) * m * m)
