@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 NATIVE := CMakeLists.txt $(wildcard src/fedmpdd/directions/native/*)
 
-.PHONY: demo test lint bench neon clean
+.PHONY: demo test lint bench kernels neon clean
 
 demo: $(VENV)/.installed
 	$(BIN)/fedmpdd demo
@@ -26,17 +26,28 @@ $(VENV)/.requirements: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-	    $$($(BIN)/python tools/requirements.py demo dev)
+	    $$($(BIN)/python tools/requirements.py train dev)
 	touch $@
 
 $(VENV)/.installed: $(VENV)/.requirements $(NATIVE)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	touch $@
 
-# The kernels of other instruction sets against the plain ones, without Python: here, and for AArch64 under emulation.
+# All kernels against the plain ones, without Python: on an x86 machine, and for AArch64 under emulation.
 CHECK := $(wildcard src/fedmpdd/directions/native/*.cpp)
 CHECK := tools/check_kernels.cpp $(filter-out %/module.cpp,$(CHECK))
 CHECK_FLAGS := -std=c++17 -O3 -ffp-contract=off -static -pthread -Isrc/fedmpdd/directions/native
+
+# With sanitisers, on this machine: out-of-bounds accesses and undefined behaviour stop it.
+SANITISE := -std=c++17 -O1 -g -ffp-contract=off -fsanitize=address,undefined -fno-sanitize-recover=all -w -Isrc/fedmpdd/directions/native
+
+kernels:
+	mkdir -p build/check
+	$(CXX) $(SANITISE) -mavx2 -c src/fedmpdd/directions/native/kernels_avx2.cpp -o build/check/kernels_avx2.o
+	$(CXX) $(SANITISE) -mavx512f -mavx512bw -mavx512dq -mavx512vl -c src/fedmpdd/directions/native/kernels_avx512.cpp \
+	    -o build/check/kernels_avx512.o
+	$(CXX) $(SANITISE) $(filter-out %/kernels_avx2.cpp %/kernels_avx512.cpp,$(CHECK)) build/check/*.o -pthread -o build/check/run
+	build/check/run
 
 neon:
 	@if command -v aarch64-linux-gnu-g++ >/dev/null && command -v qemu-aarch64 >/dev/null; then :; \

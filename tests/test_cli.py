@@ -32,11 +32,13 @@ def test_bad_input_is_exit_status_2(arguments: list[str]) -> None:
     assert "Traceback" not in result.stderr
 
 
-def test_a_page_that_cannot_be_written_is_bad_input(tmp_path: Path) -> None:
-    result = fedmpdd_command("demo", "--out", str(tmp_path / "missing" / "page.html"))
+@pytest.mark.parametrize("place", ["missing/page.html", ".", ""])
+def test_a_page_that_cannot_be_written_is_bad_input(tmp_path: Path, place: str) -> None:
+    result = fedmpdd_command("demo", "--out", place, cwd=tmp_path)
     assert result.returncode == 2
-    assert "does not exist" in result.stderr
+    assert "--out" in result.stderr
     assert "Traceback" not in result.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_demo_writes_a_page_and_one_json_document(tmp_path: Path) -> None:

@@ -87,7 +87,9 @@ def test_vectors_quoted_in_the_spec_are_in_the_file() -> None:
     assert VECTORS["derived_seed"]["seed"] in text
     rows = next(v["rows"] for v in VECTORS["hadamard_rows"] if v["d"] == 13_426)
     assert " ".join(map(str, rows[:6])) in text
-    for words in re.findall(r"\| ([0-9a-f ]{35}) \| ([0-9a-f ]{17}) \| ([0-9a-f ]{35}) \|", text):
+    quoted = re.findall(r"\| ([0-9a-f ]{35}) \| ([0-9a-f ]{17}) \| ([0-9a-f ]{35}) \|", text)
+    assert len(quoted) == 3
+    for words in quoted:
         counter, key, answer = ([int(word, 16) for word in part.split()] for part in words)
         result = reference.philox4x32(np.array([counter], dtype=np.uint64), key[0] | key[1] << 32)
         assert result[0].tolist() == answer

@@ -143,14 +143,14 @@ def test_exception_tree_is_the_one_that_is_drawn() -> None:
 
 
 def test_limits_come_before_allocation() -> None:
-    """A frame of 36 bytes that speaks of 4 billion scalars must cost nothing."""
-    body = b"FMPD\x01\x01\x00\x20" + struct.pack("<QIIQ", 2**33, 2**26, 0, 1)
+    """A frame of 36 bytes that speaks of 67 million scalars and 8 GB of gradient must cost nothing."""
+    body = b"FMPD\x01\x01\x00\x20" + struct.pack("<QIIQ", 2**31, 2**26, 0, 1)
     liar = body + zlib.crc32(body).to_bytes(4, "little")
     tracemalloc.start()
-    with pytest.raises(WireError):
+    with pytest.raises(LimitError, match=r"raise Limits\.max_d"):
         unpack(liar)
     with pytest.raises(LimitError, match=r"raise Limits\.max_payload"):
-        unpack(liar, Limits(max_payload=100))
+        unpack(liar, Limits(max_d=2**31, max_payload=100))
     with pytest.raises(LimitError, match=r"raise Limits\.max_d"):
         unpack(liar, Limits(max_d=10**6))
     _, peak = tracemalloc.get_traced_memory()
@@ -158,8 +158,26 @@ def test_limits_come_before_allocation() -> None:
     assert peak < 100_000
 
 
+def test_work_is_limited_too() -> None:
+    """A few megabytes of one-bit scalars can ask for days of additions."""
+    codec = MPDD(m=4_096, bits=1)
+    frame = pack(codec.encode(gaussian(1, 5_000), [1])[0])
+    assert unpack(frame, Limits(max_work=4_096 * 5_000)).d == 5_000
+    with pytest.raises(LimitError, match=r"raise Limits\.max_work"):
+        unpack(frame, Limits(max_work=4_096 * 5_000 - 1))
+
+
+def test_a_server_gets_the_codec_and_d_that_it_expects() -> None:
+    codec = MPDD(m=5)
+    frame = pack(codec.encode(gaussian(1, 40), [1])[0])
+    assert unpack(frame, codec=codec, d=40) == unpack(frame)
+    for wrong in ({"codec": MPDD(m=6)}, {"d": 41}, {"codec": codec, "d": 39}):
+        with pytest.raises(SessionMismatchError, match="both sides must use the same"):
+            unpack(frame, **wrong)
+
+
 def test_limits_that_cannot_be_met() -> None:
-    for bad in ({"max_d": 0}, {"max_d": 2**41}, {"max_payload": 0}):
+    for bad in ({"max_d": 0}, {"max_d": 2**41}, {"max_payload": 0}, {"max_work": 0}):
         with pytest.raises(CodecError, match="cannot be met"):
             Limits(**bad)
 
@@ -207,6 +225,10 @@ def test_sessions_refuse_what_they_cannot_carry() -> None:
         sends.unpack(sends.pack(codec.encode(gaussian(1, 300), [1])[0]), 1)
     with pytest.raises(KeyRangeError, match="out of range"):
         assigns.unpack(assigns.pack(slotted), Key(1, -1))
+    with pytest.raises(KeyRangeError, match="a seed has 2"):
+        assigns.unpack(assigns.pack(slotted), Key(1, 2**32 - 1))
+    with pytest.raises(CodecError, match="expected an integer"):
+        Session(codec, 300.0, sends_seed=True)  # type: ignore[arg-type]
     with pytest.raises(CodecError, match="must not exceed"):
         Session(MPDD(m=50, family="hadamard"), 49, sends_seed=True)
 

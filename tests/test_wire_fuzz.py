@@ -34,7 +34,7 @@ def verdict(frame: bytes) -> type[Exception] | None:
         return errors.UnknownCodecError
     family, bits = frame[6], frame[7]
     d, m, slot, _seed = struct.unpack_from("<QIIQ", frame, 8)
-    if m == 0:
+    if not 1 <= m < 2**31:
         return errors.LimitError
     if family > 1 or bits not in (1, 4, 8, 16, 32):
         return errors.UnknownCodecError
@@ -59,6 +59,8 @@ def sound(payload: bytes, bits: int, m: int) -> bool:
     if number >> (m * bits):
         return False
     mask, reserved = (1 << bits) - 1, 1 << (bits - 1)
+    if bits > 1 and scale * (reserved - 1) > 3.4028234663852886e38:
+        return False
     if bits > 1 and any(number >> (bits * j) & mask == reserved for j in range(m)):
         return False
     return scale != 0 or number == 0

@@ -64,8 +64,7 @@ def demo(
     """Train on real digits with FedSGD, FedMPDD and one-bit hadamard: under two minutes, no download."""
     from fedmpdd import demo as show
 
-    if not out.resolve().parent.is_dir():
-        raise InputError(f"--out {out}: its folder does not exist; make it first, or choose another place")
+    show.check_page(out)
     rows = _compare(show.CONFIG, None, list(show.CODECS), show.TARGET, None, False, None, names=show.CODECS)
     _print_comparison(rows, show.TARGET, None, as_json, names=show.CODECS)
     show.write_page(rows, out)
@@ -122,7 +121,7 @@ def _training() -> Any:
         from fedmpdd.federation import runs
     except ModuleNotFoundError as error:
         raise MissingDependencyError(
-            f"training needs the package {error.name}, which is missing; pip install 'fedmpdd[train]'"
+            f"training needs the package {error.name}, which is missing; in the checkout, pip install '.[train]'"
         ) from None
     return runs
 
@@ -350,6 +349,3 @@ def main() -> None:
     except FedmpddError as error:
         messages.print(f"error: {error}", soft_wrap=True)
         sys.exit(2 if isinstance(error, InputError) else 1)
-    except KeyboardInterrupt:
-        messages.print("stopped")
-        sys.exit(130)

@@ -1,9 +1,11 @@
 """`fedmpdd demo`: a federation on real digits, FedSGD against FedMPDD and one-bit hadamard, and a page at the end."""
 
+import importlib.util
+import os
 from pathlib import Path
 
 from fedmpdd.display import readable_bytes as readable
-from fedmpdd.errors import MissingDependencyError
+from fedmpdd.errors import InputError, MissingDependencyError
 from fedmpdd.federation.compare import Comparison
 
 CONFIG = "demo"
@@ -17,13 +19,22 @@ CODECS = {
 PALETTE = ("#495057", "#1f6feb", "#862e9c", "#d9480f")
 
 
+def check_page(path: Path) -> None:
+    """Raise before the first round what would otherwise stop the page after the last one."""
+    if importlib.util.find_spec("plotly") is None:
+        raise MissingDependencyError("the page needs plotly, which is missing; in the checkout, pip install '.[train]'")
+    folder = path.resolve().parent
+    if path.is_dir() or not path.name:
+        raise InputError(f"--out {path} is a folder; name a file in it")
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise InputError(f"--out {path}: its folder does not exist or cannot be written to; choose another place")
+
+
 def write_page(rows: list[Comparison], path: Path) -> None:
     """Write one self-contained page: accuracy against rounds and against uplink bytes, and the table."""
-    try:
-        import plotly.graph_objects as go
-        from plotly.subplots import make_subplots
-    except ModuleNotFoundError:
-        raise MissingDependencyError("the page needs plotly, which is missing; pip install 'fedmpdd[train]'") from None
+    import plotly.graph_objects as go
+    from plotly.subplots import make_subplots
+
     figure = make_subplots(
         rows=2,
         cols=2,
@@ -63,5 +74,9 @@ def write_page(rows: list[Comparison], path: Path) -> None:
     )
     page = figure.to_html(include_plotlyjs=True, full_html=True, config={"displaylogo": False, "responsive": True})
     partial = path.with_name(path.name + ".part")
-    partial.write_text(page, encoding="utf-8")
-    partial.replace(path)
+    try:
+        partial.write_text(page, encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise InputError(f"--out {path} cannot be written: {error}") from None

@@ -8,11 +8,12 @@ raises the same exception.
 import struct
 import zlib
 from dataclasses import dataclass
+from operator import index
 
 import numpy as np
 
 from fedmpdd.codecs import CODECS, NO_KEY, Arrays, Codec, Parameters, Section, Update
-from fedmpdd.directions import MAX_D, Key, check_key
+from fedmpdd.directions import MAX_D, MAX_M, Key, check_key
 from fedmpdd.errors import (
     ChecksumError,
     CodecError,
@@ -44,14 +45,15 @@ _CODES: dict[int, type[Codec]] = {codec.code: codec for codec in CODECS.values()
 
 @dataclass(frozen=True)
 class Limits:
-    """What a receiver is ready to allocate for. The defaults fit a billion-parameter model."""
+    """What a receiver is ready to spend on a frame. The defaults fit a model of a billion parameters."""
 
-    max_d: int = 2**34
+    max_d: int = 2**30  # decoding allocates d floats
     max_payload: int = 2**28  # bytes of scale and scalars
+    max_work: int = 2**44  # additions that decoding takes: minutes
 
     def __post_init__(self) -> None:
-        if not (1 <= self.max_d <= MAX_D and self.max_payload >= 1):
-            raise CodecError(f"{self} cannot be met: expected max_d from 1 to 2^40 and max_payload of at least 1")
+        if not (1 <= self.max_d <= MAX_D and self.max_payload >= 1 and self.max_work >= 1):
+            raise CodecError(f"{self} cannot be met: expected max_d from 1 to 2^40, the others of at least 1")
 
 
 DEFAULT_LIMITS = Limits()
@@ -114,6 +116,11 @@ def _check_limits(codec: Codec, d: int, slot: int, limits: Limits) -> None:
             f"{codec} makes updates of {payload} bytes at d = {d}, above {limits.max_payload}; "
             "if updates are that large here, raise Limits.max_payload"
         )
+    if codec.work(d) > limits.max_work:
+        raise LimitError(
+            f"{codec} takes about {codec.work(d):,} additions to decode at d = {d}, above {limits.max_work:,}; "
+            "if that is meant, raise Limits.max_work"
+        )
 
 
 def pack(update: Update) -> bytes:
@@ -122,8 +129,27 @@ def pack(update: Update) -> bytes:
     return body + _CHECKSUM.pack(_checksum(body))
 
 
-def unpack(frame: bytes | bytearray | memoryview, limits: Limits = DEFAULT_LIMITS) -> Update:
-    """Read a self-contained frame, or raise the WireError that says what is wrong with it."""
+def unpack(
+    frame: bytes | bytearray | memoryview,
+    limits: Limits = DEFAULT_LIMITS,
+    *,
+    codec: Codec | None = None,
+    d: int | None = None,
+) -> Update:
+    """Read a self-contained frame, or raise the WireError that says what is wrong with it.
+
+    A server that knows which `codec` and `d` to expect passes them: then no client can choose others for it.
+    """
+    update = _unpack(frame, limits)
+    if (codec is not None and update.codec != codec) or (d is not None and update.d != d):
+        raise SessionMismatchError(
+            f"the frame is from {update.codec} with d = {update.d}, expected {codec or 'any codec'} with "
+            f"d = {d or 'any'}: both sides must use the same codec and model"
+        )
+    return update
+
+
+def _unpack(frame: bytes | bytearray | memoryview, limits: Limits) -> Update:
     view = memoryview(frame).cast("B")
     if len(view) < _SMALLEST_FRAME:
         raise TruncatedFrameError(f"{len(view)} bytes came, the smallest frame has {_SMALLEST_FRAME}; ask for it again")
@@ -136,8 +162,8 @@ def unpack(frame: bytes | bytearray | memoryview, limits: Limits = DEFAULT_LIMIT
         )
     if code not in _CODES:
         raise UnknownCodecError(f"codec number {code} is unknown: expected one of {sorted(_CODES)}; upgrade this side?")
-    if size == 0:
-        raise LimitError("the frame says size 0; expected at least 1")
+    if not 1 <= size <= MAX_M:
+        raise LimitError(f"the frame says size {size}; expected 1 to 2^31 − 1")
     try:
         codec = _CODES[code].from_parameters(Parameters(first, second, size))
     except InputError as error:
@@ -163,7 +189,12 @@ class Session:
     """
 
     def __init__(self, codec: Codec, d: int, *, sends_seed: bool) -> None:
+        try:
+            d = index(d)
+        except TypeError:
+            raise CodecError(f"d = {d!r} is not a number of coordinates; expected an integer") from None
         codec.check(d)
+        sends_seed = bool(sends_seed)
         self.codec = codec
         self.d = d
         self.sends_seed = sends_seed and codec.needs_key
@@ -232,6 +263,7 @@ class Session:
             start += _SEED.size
         else:
             key = check_key(key)
+            self.codec.check(self.d, key.slot)
         payload = view[start : -_CHECKSUM.size]
         (found,) = _CHECKSUM.unpack_from(view, len(view) - _CHECKSUM.size)
         _check_sum(found, _checksum(_header(self.codec, self.d, key), payload))

@@ -168,8 +168,10 @@ BAD_GRADIENTS: list[tuple[Any, str]] = [
     (np.zeros(5, dtype=np.float32), r"gradient\[np\.newaxis\]"),
     (np.zeros((1, 5)), "got float64; convert with"),
     (np.zeros((1, 5), dtype=np.int32), "got int32"),
-    (np.zeros((2, 10), dtype=np.float32)[:, ::2], "np.ascontiguousarray"),
-    (np.zeros((10, 2), dtype=np.float32).T, "np.ascontiguousarray"),
+    (np.zeros((2, 10), dtype=np.float32)[:, ::2], r"make a copy with gradients\.copy"),
+    (np.zeros((10, 2), dtype=np.float32).T, r"make a copy with gradients\.copy"),
+    (np.frombuffer(bytes(41), dtype=np.uint8)[1:].view(np.float32).reshape(2, 5), r"make a copy with gradients\.copy"),
+    (np.ma.MaskedArray(np.zeros((1, 5), dtype=np.float32)), "got MaskedArray"),
     ([[1.0, 2.0]], "NumPy array .* got list"),
 ]
 
@@ -194,6 +196,9 @@ def test_bad_keys_are_refused(codec: Codec) -> None:
             codec.encode(g, keys)
     with pytest.raises(KeyRangeError, match="slot"):
         codec.encode(g, [Key(1), Key(1, 2**32)])
+    for not_keys in (5, None):
+        with pytest.raises(KeyRangeError, match="a sequence of keys"):
+            codec.encode(g, not_keys)  # type: ignore[arg-type]
 
 
 @every_codec
@@ -204,9 +209,11 @@ def test_updates_that_do_not_belong_together_are_refused(codec: Codec) -> None:
         codec.decode_mean([])
     with pytest.raises(CodecError, match="update 1 is from"):
         codec.decode_mean([update, other_d])
-    for weights in ([1.0, 2.0], [-1.0], [float("nan")], [0.0]):
+    for weights in ([1.0, 2.0], [-1.0], [float("nan")], [float("inf")], [0.0], ["heavy"], {"a": 1}):
         with pytest.raises(CodecError, match="weights"):
-            codec.decode_mean([update], weights)
+            codec.decode_mean([update], weights)  # type: ignore[arg-type]
+    with pytest.raises(CodecError, match="weights"):
+        codec.decode_mean([update, update], [1e308, 1e308])
 
 
 def test_updates_are_values() -> None:

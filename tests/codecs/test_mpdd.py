@@ -36,28 +36,57 @@ def test_one_direction_is_fedpdd() -> None:
 
 
 @pytest.mark.parametrize("bits", [16, 8, 4])
-@pytest.mark.parametrize("family", ["rademacher", "hadamard"])
-def test_rounding_is_unbiased_given_the_directions(bits: int, family: str) -> None:
-    """Same seed, so same directions; another slot would change both, so the words are looked at directly.
+def test_rounding_is_unbiased_given_the_scalars(bits: int) -> None:
+    """The same scalars, rounded with the words of many keys.
 
     False alarm: largest of 40 z-scores above 5, less than 3e-5 with fresh seeds.
     """
-    d, m, trials = 100, 40, 3_000
-    g = gaussian(1, d)
-    rounded, plain = MPDD(m=m, bits=bits, family=family), MPDD(m=m, family=family)
-    fractions = []
+    m, trials = 40, 4_000
+    codec = MPDD(m=m, bits=bits)
+    scalars = gaussian(1, m)
+    rounded = []
     for seed in range(trials):
-        update = rounded.encode(g, [seed])[0]
-        exact = plain.encode(g, [seed])[0].arrays[0].astype(np.float64)
-        scale = float(update.arrays[0][0])
-        levels = np.asarray(rounded._unpack(update.arrays[1]), dtype=np.float64)
-        error = levels - exact / scale
-        assert np.abs(error).max() < 1  # never more than one level off
-        assert np.abs(levels).max() >= rounded.levels - 1  # the largest scalar is on the last level, or a hair below
-        fractions.append(error)
-    errors = np.array(fractions)
-    z = errors.mean(axis=0) / (errors.std(axis=0) / math.sqrt(trials))
-    assert np.abs(z).max() < 5
+        scales, packed = codec._round(scalars, [Key(seed)])
+        rounded.append(np.asarray(codec._unpack(packed), dtype=np.float64)[0])
+    exact = scalars[0] / float(scales[0])
+    errors = np.array(rounded) - exact
+    assert np.abs(errors).max() < 1  # never more than one level off
+    assert np.abs(rounded).max() in (
+        codec.levels,
+        codec.levels - 1,
+    )  # the largest scalar is on the last, or a hair below
+    spread = errors.std(axis=0)
+    moving = spread > 0  # the largest scalar never moves
+    assert moving.sum() >= m - 1
+    assert np.abs(errors.mean(axis=0)[moving] / (spread[moving] / math.sqrt(trials))).max() < 5
+
+
+def test_slots_round_with_words_of_their_own() -> None:
+    """Clients of a partitioned round share a seed; their rounding errors must not be the same."""
+    codec = MPDD(m=50, bits=4)
+    first, second = (codec._round(gaussian(1, 50), [Key(7, slot)])[1] for slot in (0, 1))
+    assert first.tolist() != second.tolist()
+
+
+def test_one_scalar_is_never_rounded() -> None:
+    """It sits on the last level, so four bits cost m = 1 nothing, and the formula knows."""
+    assert MPDD(1, bits=4).variance(100) == MPDD(1).variance(100)
+    assert MPDD(2, bits=4).variance(100) > MPDD(2).variance(100)
+
+
+def test_a_projection_beyond_float32_is_noticed_at_the_edge() -> None:
+    with pytest.raises(CodecError, match="too large"):
+        MPDD(m=8).encode(np.full((1, 2), 2e38, dtype=np.float32), [1])
+
+
+@pytest.mark.parametrize(
+    ("d", "n", "options"), [(0, 1, {}), (5, 0, {}), (5, 2, {"alignment": 5.0}), (5, 2, {"alignment": -0.1})]
+)
+def test_variance_of_nonsense_is_refused(d: int, n: int, options: dict[str, float]) -> None:
+    with pytest.raises(CodecError, match=r"."):
+        MPDD(3).variance(d, n, partitioned=True, **options)
+    with pytest.raises(CodecError, match="must not exceed"):
+        MPDD(400, family="hadamard").variance(10)
 
 
 def one_bit_expectation(g: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -67,9 +96,9 @@ def one_bit_expectation(g: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray((signs[:, np.newaxis] * u).mean(axis=0))
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(40))
 def test_one_bit_scale_and_its_residual_bias_by_enumeration(seed: int) -> None:
-    """docs/codec.md: along g the bias left is below q²/10, and below the q/12 that √(π/2)·‖g‖ alone would leave."""
+    """docs/codec.md: along g the bias left is of order q², and a fraction of what √(π/2)·‖g‖ alone would leave."""
     g = gaussian(1, 14, seed=seed)
     exact = g[0].astype(np.float64)
     norm2 = exact @ exact
@@ -78,10 +107,10 @@ def test_one_bit_scale_and_its_residual_bias_by_enumeration(seed: int) -> None:
     scale = float(MPDD(m=4, bits=1).encode(g, [1])[0].arrays[0][0])
     along = scale * (expectation @ exact) / norm2 - 1
     uncorrected = math.sqrt(math.pi / 2 * norm2) * (expectation @ exact) / norm2 - 1
-    assert abs(along) < q * q / 10
-    assert abs(along) < abs(uncorrected) / 3
+    assert abs(along) < q * q / 5
+    assert abs(along) < abs(uncorrected) / 2
     residual = np.linalg.norm(scale * expectation - exact) / math.sqrt(norm2)
-    assert residual < 0.15  # d = 14 is tiny; it falls as 1/d
+    assert residual < 0.25  # d = 14 is tiny; it falls as 1/d
 
 
 def test_one_bit_bias_of_the_worst_gradient_is_as_documented() -> None:
@@ -90,6 +119,15 @@ def test_one_bit_bias_of_the_worst_gradient_is_as_documented() -> None:
     g[0, 4] = 2.0
     estimate = MPDD(m=50, bits=1).decode_mean(MPDD(m=50, bits=1).encode(g, [3]))
     assert estimate[4] / 2.0 == pytest.approx(math.sqrt(math.pi / 2) / (13 / 12), rel=1e-6)
+
+
+def test_one_bit_is_biased_for_a_gradient_of_two_coordinates() -> None:
+    """docs/codec.md says so: the larger of two decides every sign, so all the weight goes to it."""
+    g = np.zeros(10)
+    g[:2] = 1.0, 0.99
+    scale = float(MPDD(m=4, bits=1).encode(g[np.newaxis].astype(np.float32), [1])[0].arrays[0][0])
+    bias = np.linalg.norm(scale * one_bit_expectation(g) - g) / np.linalg.norm(g)
+    assert bias == pytest.approx(0.86, abs=0.01)
 
 
 def test_one_bit_decode_counts_votes() -> None:
@@ -152,9 +190,10 @@ def test_bytes_per_update(bits: int, payload: int) -> None:
     [
         ({"m": 0}, "m = 0"),
         ({"m": -3}, "m = -3"),
-        ({"m": 2**32}, "from 1 to"),
-        ({"m": 2.5}, "expected an integer"),
-        ({"m": True}, "expected an integer"),
+        ({"m": 2**31}, "from 1 to"),
+        ({"m": 5, "bits": 8.0}, "expected one of"),
+        ({"m": 2.5}, "expected an int"),
+        ({"m": True}, "expected an int"),
         ({"m": 5, "bits": 2}, "expected one of 32, 16, 8, 4, 1"),
         ({"m": 5, "family": "gaussian"}, "expected one of rademacher, hadamard"),
     ],

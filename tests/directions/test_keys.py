@@ -13,7 +13,7 @@ def test_integers_are_seeds_of_slot_zero() -> None:
     assert check_key(Key(1, 2)) == Key(1, 2)
 
 
-@pytest.mark.parametrize("key", [-1, 2**64, Key(0, -1), Key(0, 2**32), 1.5, "7", None, (1, None)])
+@pytest.mark.parametrize("key", [-1, 2**64, Key(0, -1), Key(0, 2**32), 1.5, "7", None, (1, None), (1,), (1, 2, 3)])
 def test_keys_out_of_range_are_refused(key: Any) -> None:
     with pytest.raises(KeyRangeError, match=r"expected|pass an int"):
         check_key(key)
@@ -32,6 +32,12 @@ def test_derived_seeds_follow_the_spec_and_differ() -> None:
 def test_derived_seeds_out_of_range_are_refused(session: int, round_number: int, client: int) -> None:
     with pytest.raises(KeyRangeError, match="out of range"):
         derive_seed(session, round_number, client)
+
+
+def test_derived_seeds_take_numpy_integers_and_no_others() -> None:
+    assert derive_seed(1, np.int8(2), np.int32(5)) == derive_seed(1, 2, 5)  # type: ignore[arg-type]
+    with pytest.raises(KeyRangeError, match="must be integers"):
+        derive_seed(1, 0, 2.5)  # type: ignore[arg-type]
 
 
 def test_partitioned_keys_share_a_seed_and_not_a_slot() -> None:

@@ -1,5 +1,6 @@
 """The compiled kernels against the reference: every path, every thread count, the same bits."""
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -324,6 +325,45 @@ def test_using_is_undone() -> None:
     with using(threads=7, isa="plain") as inside:
         assert inside == backend() == (7, "plain")
     assert backend() == before
+
+
+def test_bits_do_not_depend_on_flushing_of_denormals() -> None:
+    """torch.set_flush_denormal changes the processor's mode for the whole thread; the kernels put it right."""
+    code = """
+import numpy as np, torch
+from fedmpdd import MPDD, pack
+from fedmpdd.directions import using
+g = (np.random.default_rng(0).standard_normal((2, 70_000)) * 1e-38).astype(np.float32)
+def bits():
+    with using(threads=2):
+        codecs = [MPDD(m=64, bits=b, family=f) for b in (32, 1) for f in ("rademacher", "hadamard")]
+        return [c.decode_mean(c.encode(g, [1, 2])).tobytes() for c in codecs]
+plain = bits()
+print(torch.set_flush_denormal(True), plain == bits())
+"""
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("torch is not installed, and it is what sets the mode")
+    result = run_python(code)
+    assert result.stdout.split() == ["True", "True"], result.stderr
+
+
+def test_threads_that_cannot_be_started_are_done_without() -> None:
+    if not sys.platform.startswith("linux"):
+        pytest.skip("limits of address space are set the Linux way here")
+    code = """
+import resource, numpy as np
+from pathlib import Path
+from fedmpdd import MPDD
+g = np.random.default_rng(0).standard_normal((600, 20_000)).astype(np.float32)
+expected = [u.arrays[0].tobytes() for u in MPDD(m=64).encode(g[:2], [0, 1])]
+used = int(Path("/proc/self/statm").read_text().split()[0]) * 4096
+resource.setrlimit(resource.RLIMIT_AS, (used + 70_000_000, used + 70_000_000))
+from fedmpdd.directions import using
+with using(threads=60):
+    print([u.arrays[0].tobytes() for u in MPDD(m=64).encode(g, range(600))][:2] == expected)
+"""
+    result = run_python(code)
+    assert result.stdout.strip() == "True", result.stderr
 
 
 def test_kernels_work_in_a_forked_child_and_from_several_threads() -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from statistics import median
 
@@ -111,7 +112,8 @@ def _ours(case: Case, gradients: Float32, keys: list[Key]) -> Callable[[], objec
 
 def _rivals(case: Case, gradient: Float32, threads: int) -> Iterator[tuple[str, Callable[[], object]]]:
     scalars = np.random.default_rng(1).standard_normal(case.codec.m).astype(np.float32)
-    yield from numpy_rivals(case.op, gradient, scalars)
+    with _blas_threads(threads):
+        yield from numpy_rivals(case.op, gradient, scalars)
     if has_torch():
         import torch
 
@@ -121,6 +123,15 @@ def _rivals(case: Case, gradient: Float32, threads: int) -> Iterator[tuple[str, 
             yield from torch_rivals(case.op, gradient, scalars)
         finally:
             torch.set_num_threads(before)
+
+
+def _blas_threads(threads: int) -> AbstractContextManager[object]:
+    """Hold NumPy's matrix products to so many threads, where threadpoolctl is there to do it."""
+    try:
+        from threadpoolctl import threadpool_limits
+    except ModuleNotFoundError:
+        return nullcontext()
+    return threadpool_limits(threads)  # type: ignore[no-any-return]
 
 
 def has_torch() -> bool:

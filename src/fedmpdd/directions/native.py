@@ -31,7 +31,8 @@ def backend() -> Backend:
     """Return what is in use: FEDMPDD_THREADS and FEDMPDD_ISA, read once, or else all cores and the best kernels."""
     global _current
     if _current is None:
-        _current = Backend(_check_threads(os.environ.get(THREADS_VARIABLE)), _check_isa(os.environ.get(ISA_VARIABLE)))
+        threads, isa = (os.environ.get(name) or None for name in (THREADS_VARIABLE, ISA_VARIABLE))
+        _current = Backend(_check_threads(threads), _check_isa(isa))
     return _current
 
 
@@ -86,7 +87,7 @@ def _check_threads(wanted: str | None) -> int:
 
 def check_gradients(gradients: NDArray[np.float32]) -> None:
     """Raise GradientError unless `gradients` is a C-contiguous float32 array [clients, d], neither of them 0."""
-    if not isinstance(gradients, np.ndarray):
+    if not isinstance(gradients, np.ndarray) or isinstance(gradients, np.ma.MaskedArray):
         raise GradientError(
             f"gradients are a NumPy array [clients, d], got {type(gradients).__name__}; "
             "a torch tensor goes in as tensor.detach().cpu().numpy()"
@@ -103,7 +104,7 @@ def check_gradients(gradients: NDArray[np.float32]) -> None:
     if gradients.dtype != np.float32:
         raise GradientError(f"gradients are float32, got {gradients.dtype}; convert with .astype(np.float32)")
     if not gradients.flags.c_contiguous or not gradients.flags.aligned:
-        raise GradientError("gradients are not contiguous in memory; make a copy with np.ascontiguousarray(gradients)")
+        raise GradientError("gradients are not contiguous and aligned in memory; make a copy with gradients.copy()")
 
 
 def moments(gradients: NDArray[np.float32]) -> NDArray[np.float64]:

@@ -17,6 +17,7 @@ OUTER_ORDERS = (1, 12, 20, 28)  # a Hadamard matrix has order h · 2^k with h fr
 
 MAX_D = 2**40
 MAX_DIRECTIONS = 2**32  # direction indices are one 32-bit word of the counter
+MAX_M = 2**31 - 1  # scalars of an update: votes of one-bit scalars are counted in 32 bits with a sign
 MAX_SEED = 2**64 - 1
 MAX_SLOT = 2**32 - 1
 

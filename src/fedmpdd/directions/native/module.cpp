@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "families.hpp"
+#include "float_environment.hpp"
 #include "philox.hpp"
 #include "pool.hpp"
 
@@ -54,6 +55,7 @@ void bind_encode(nb::module_& m, const char* name) {
     require(scalars.shape(0) == gradients.shape(0), "one row of scalars per gradient");
     const Batch batch = batch_of(seeds, firsts, gradients.shape(0), gradients.shape(1), scalars.shape(1), threads);
     nb::gil_scoped_release release;
+    const fedmpdd::PlainFloatEnvironment plain;
     encode(kernels, batch, gradients.data(), scalars.data(), threads);
   }, "gradients"_a, "seeds"_a, "firsts"_a, "scalars"_a, "threads"_a, "isa"_a);
 }
@@ -66,6 +68,7 @@ void bind_decode(nb::module_& m, const char* name) {
     require(factors.shape(0) == scalars.shape(0), "one factor per row of scalars");
     const Batch batch = batch_of(seeds, firsts, scalars.shape(0), out.shape(0), scalars.shape(1), threads);
     nb::gil_scoped_release release;
+    const fedmpdd::PlainFloatEnvironment plain;
     decode(kernels, batch, scalars.data(), factors.data(), out.data(), threads);
   }, "scalars"_a, "factors"_a, "seeds"_a, "firsts"_a, "out"_a, "threads"_a, "isa"_a);
 }
@@ -87,6 +90,7 @@ NB_MODULE(_native, m) {
     require(negative.shape(1) * 8 >= m_ && factors.shape(0) == negative.shape(0), "m bits and a factor a row");
     const Batch batch = batch_of(seeds, firsts, negative.shape(0), out.shape(0), m_, threads);
     nb::gil_scoped_release release;
+    const fedmpdd::PlainFloatEnvironment plain;
     fedmpdd::onebit_decode(kernels, batch, negative.data(), negative.shape(1), factors.data(), out.data(), threads);
   }, "negative"_a, "m"_a, "factors"_a, "seeds"_a, "firsts"_a, "out"_a, "threads"_a, "isa"_a);
 
@@ -94,6 +98,7 @@ NB_MODULE(_native, m) {
     const Kernels& kernels = kernels_named(isa);
     require(out.shape(0) == gradients.shape(0) && out.shape(1) == 2 && threads > 0, "two moments per gradient");
     nb::gil_scoped_release release;
+    const fedmpdd::PlainFloatEnvironment plain;
     fedmpdd::gradient_moments(kernels, gradients.data(), gradients.shape(0), gradients.shape(1), out.data(), threads);
   }, "gradients"_a, "out"_a, "threads"_a, "isa"_a);
 
@@ -102,6 +107,7 @@ NB_MODULE(_native, m) {
     const std::size_t rows = out.shape(0), width = out.shape(1);
     require(seeds.shape(0) == rows && slots.shape(0) == rows, "one seed and one slot per row");
     nb::gil_scoped_release release;
+    const fedmpdd::PlainFloatEnvironment plain;
     for (std::size_t i = 0; i < rows; ++i)
       for (std::size_t j = 0; j < width; j += 4) {
         const std::uint64_t block = j / 4;

@@ -3,8 +3,10 @@
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
+#include <system_error>
 #include <thread>
-#include <vector>
+
+#include "float_environment.hpp"
 
 #if defined(__unix__) || defined(__APPLE__)
 #include <pthread.h>
@@ -30,10 +32,11 @@ class Pool {
     if (!user.owns_lock()) return false;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      while (static_cast<int>(workers_.size()) < threads - 1) {
-        const int worker = static_cast<int>(workers_.size()) + 1;
-        workers_.emplace_back([this, worker] { serve(worker); });
-        workers_.back().detach();
+      try {
+        for (; workers_ < threads - 1; ++workers_) std::thread([this, worker = workers_ + 1] { serve(worker); }).detach();
+      } catch (const std::system_error&) {
+        // No more threads to be had here: those there are do the work, and the result is the same.
+        threads = workers_ + 1;
       }
       body_ = &body;
       items_ = items;
@@ -57,6 +60,7 @@ class Pool {
   }
 
   void serve(int worker) {
+    const PlainFloatEnvironment plain;
     unsigned long seen = 0;
     for (;;) {
       spin([&] { return job_.load(std::memory_order_acquire) != seen; });
@@ -73,7 +77,7 @@ class Pool {
     }
   }
 
-  // Sleeping and waking costs more than many a job: look a few microseconds for a change first.
+  // Sleeping and waking costs more than many a job: look for a change for some tens of microseconds first.
   template <class Ready>
   static bool spin(const Ready& ready) {
     for (int i = 0; i < kSpins; ++i) {
@@ -85,7 +89,7 @@ class Pool {
 
   std::mutex user_mutex_, mutex_;
   std::condition_variable wake_, done_;
-  std::vector<std::thread> workers_;
+  int workers_ = 0;
   const std::function<void(std::size_t, int)>* body_ = nullptr;
   std::size_t items_ = 0;
   std::atomic<std::size_t> next_{0};
