@@ -1,0 +1,85 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedmpdd.codecs import MPDD
+from fedmpdd.errors import ConfigError
+from fedmpdd.federation import load_config, parse_config, shipped_configs
+
+
+def test_every_shipped_config_is_sound() -> None:
+    assert {"demo", "lenet-fmnist"} <= set(shipped_configs())
+    for name in shipped_configs():
+        assert load_config(name).rounds > 0
+
+
+def test_overrides_change_what_they_name() -> None:
+    config = load_config("lenet-fmnist", ["codec.m=50", "codec.bits=1", "codec.family=hadamard", "seed=3", "lr=0.5"])
+    assert config.codec.build() == MPDD(50, bits=1, family="hadamard")
+    assert (config.seed, config.lr, config.per_round) == (3, 0.5, 50)
+    assert load_config("lenet-fmnist", ["clients_per_round=7"]).per_round == 7  # instead of participation
+
+
+def test_a_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('clients = 1_000_000\nclients_per_round = 100\n[codec]\nname = "mpdd"\nm = 8\n', encoding="utf-8")
+    config = load_config(str(path))
+    assert (config.clients, config.per_round) == (1_000_000, 100)
+    path.write_text("clients = ", encoding="utf-8")
+    with pytest.raises(ConfigError, match="is not TOML"):
+        load_config(str(path))
+
+
+def test_a_config_survives_its_own_json() -> None:
+    config = load_config("lenet-fmnist", ["codec.bits=4"])
+    assert parse_config(config.model_dump(mode="json")) == config
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("speed=9", "speed is not a key of a config; the keys here are dataset, "),
+        ("partition.speed=9", "partition.speed is not a key .* kind, seed"),
+        ("batch=many", "batch = 'many': input should be a valid integer"),
+        ("batch=0", "batch = 0: input should be greater than or equal to 1"),
+        ("lr=-1", "lr = -1: input should be greater than 0"),
+        ("lr=nan", "lr = nan"),
+        ("participation=0.001", "selects no client; raise either"),
+        ("participation=1.5", "participation = 1.5"),
+        ("clients_per_round=101", "more than clients = 100"),
+        ("dataset=imagenet", "use one of mnist, fashion-mnist, cifar-10, mnist-5k"),
+        ("partition.kind=random", "'iid', 'classes' or 'dirichlet'"),
+        ("codec.name=zip", "name = 'zip' is unknown; use one of "),
+        ("codec.q=3", "mpdd has no parameter 'q'; it has m, bits, family"),
+        ("codec.m=0", "m = 0 is not a number of directions"),
+        ("codec.keys=guessed", "codec.keys = 'guessed'"),
+        ("local_steps=3", "needs local_lr"),
+        ("local_lr=0.1", "local_lr is for local_steps above 1"),
+        ("dropout=1", "dropout = 1"),
+        ("seed=-1", "seed = -1"),
+        ("seed", "expected key=value"),
+        ("seed.x=1", "seed is a value, not a table"),
+        ("server.optimiser=lion", "'sgd', 'momentum' or 'adam'"),
+    ],
+)
+def test_bad_input_names_the_key_the_value_and_what_is_allowed(change: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config("lenet-fmnist", [change])
+
+
+def test_unknown_config_names_those_there_are() -> None:
+    with pytest.raises(ConfigError, match="demo, lenet-fmnist"):
+        load_config("nowhere")
+
+
+def test_both_ways_to_say_how_many_clients() -> None:
+    values: dict[str, Any] = {"participation": 0.5, "clients_per_round": 50}
+    with pytest.raises(ConfigError, match="give one of them"):
+        parse_config(values)
+
+
+def test_gradients_go_by_the_batch() -> None:
+    assert load_config("demo", ["batch=16"]).gradient_method == "vmap"
+    assert load_config("demo", ["batch=32"]).gradient_method == "loop"
+    assert load_config("demo", ["batch=32", "gradients=vmap"]).gradient_method == "vmap"

@@ -1,0 +1,188 @@
+"""Rounds: Algorithm 2, determinism, and the variations around it."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedmpdd.codecs import MPDD
+from fedmpdd.directions import using
+from fedmpdd.errors import ConfigError
+from fedmpdd.federation import Federation, make_federation, parse_config, sampling
+
+BASE: dict[str, Any] = {
+    "dataset": "mnist-5k",
+    "model": "logistic",
+    "clients": 20,
+    "participation": 0.5,
+    "batch": 4,
+    "lr": 0.2,
+    "rounds": 30,
+    "evaluate_every": 10,
+    "codec": {"name": "mpdd", "m": 64},
+}
+
+
+def federation(**changes: Any) -> Federation:
+    return make_federation(parse_config({**BASE, **changes}))
+
+
+def train(fed: Federation, rounds: int = 5) -> bytes:
+    for _ in range(rounds):
+        fed.run_round()
+    return fed.flat.numpy().tobytes()
+
+
+def test_one_round_is_algorithm_2() -> None:
+    """The same round written down plainly: sample, gradients by autograd, encode, decode, step."""
+    fed = federation()
+    config, x0 = fed.config, fed.flat.clone()
+    images, labels = fed._client_step._images, fed._client_step._labels
+    clients = sampling.sample_clients(config, 0)
+    assert len(set(clients.tolist())) == 10
+    keys = sampling.round_keys(config, fed.codec, 0, clients)
+    gradients = []
+    for client in clients:
+        rows = torch.from_numpy(
+            sampling.sample_batch(config, 0, int(client), fed.partition.examples_of(int(client)))[0]
+        )
+        x = x0.clone().requires_grad_()
+        inputs = (images[rows].float() / 255 - 0.1307) / 0.3081
+        loss = torch.nn.functional.cross_entropy(fed.model(x, inputs), labels[rows])
+        gradients.append(torch.autograd.grad(loss, x)[0].numpy())
+    codec = MPDD(64)
+    estimate = codec.decode_mean(codec.encode(np.stack(gradients), keys))
+    metrics = fed.run_round()
+    assert torch.allclose(fed.flat, x0 - 0.2 * torch.from_numpy(estimate), atol=1e-4)
+    assert metrics.uplink_bytes == 10 * (4 * 64 + 8 + 8)  # scalars, seed, head and checksum
+    assert metrics.payload_bytes == 10 * 4 * 64
+    assert metrics.downlink_bytes == 10 * 4 * 7_850
+
+
+def test_the_same_config_gives_the_same_bits_whatever_the_threads() -> None:
+    expected = train(federation())
+    for threads in (1, 2, 4):
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            with using(threads=threads):
+                assert train(federation()) == expected
+        finally:
+            torch.set_num_threads(before)
+    assert train(federation(seed=18)) != expected
+
+
+def test_vectorised_and_looped_gradients_agree() -> None:
+    vmap, loop = (federation(gradients=how) for how in ("vmap", "loop"))
+    train(vmap, 2)
+    train(loop, 2)
+    assert torch.allclose(vmap.flat, loop.flat, atol=1e-5)
+
+
+@pytest.mark.parametrize("keys", ["sent", "derived", "partitioned"])
+def test_ways_to_choose_keys(keys: str) -> None:
+    fed = federation(codec={"name": "mpdd", "m": 40, "bits": 1, "family": "hadamard", "keys": keys})
+    metrics = fed.run_round()
+    assert metrics.uplink_bytes == 10 * (4 + 5 + 8 + (8 if keys == "sent" else 0))
+    seeds = {key.seed for key in sampling.round_keys(fed.config, fed.codec, 0, sampling.sample_clients(fed.config, 0))}
+    assert len(seeds) == (1 if keys == "partitioned" else 10)
+
+
+def test_it_learns() -> None:
+    fed = federation(codec={"name": "mpdd", "m": 400}, rounds=60)
+    before = fed.evaluate(fed.flat)[0]
+    train(fed, 60)
+    assert fed.evaluate(fed.flat)[0] > max(0.6, before + 0.4)
+
+
+def test_accuracy_is_measured_when_it_should_be() -> None:
+    fed = federation(rounds=25)
+    seen = [metrics.round for _ in range(25) if (metrics := fed.run_round()).accuracy is not None]
+    assert seen == [9, 19, 24]  # every ten rounds, and after the last
+
+
+@pytest.mark.parametrize("how", ["vmap", "loop"])
+def test_local_steps_send_the_model_difference(how: str) -> None:
+    """One client, full information: the server ends where the client's own steps led."""
+    changes = {"clients": 1, "participation": 1.0, "local_steps": 3, "local_lr": 0.1, "lr": 1.0, "gradients": how}
+    fed = federation(**changes, codec={"name": "mpdd", "m": 7_850, "family": "hadamard"})
+    x = fed.flat.clone()
+    rows = sampling.sample_batch(fed.config, 0, 0, fed.partition.examples_of(0))
+    assert rows.shape == (3, 4)
+    for batch in rows:
+        variable = x.clone().requires_grad_()
+        inputs = fed._client_step._pixels(fed._client_step._images[batch])
+        loss = torch.nn.functional.cross_entropy(fed.model(variable, inputs), fed._client_step._labels[batch])
+        x = x - 0.1 * torch.autograd.grad(loss, variable)[0]
+    fed.run_round()
+    # m = d of 8,192 rows leaves an error of 4 % of the step's square.
+    assert (fed.flat - x).norm() < 0.3 * (x - federation(**changes).flat).norm()
+
+
+@pytest.mark.parametrize("optimiser", ["momentum", "adam"])
+def test_server_optimisers_are_pytorchs(optimiser: str) -> None:
+    fed = federation(server={"optimiser": optimiser, "epsilon": 1e-8}, lr=0.01)
+    parameter = torch.nn.Parameter(fed.flat.clone())
+    made: torch.optim.Optimizer
+    if optimiser == "momentum":
+        made = torch.optim.SGD([parameter], lr=0.01, momentum=0.9)
+    else:
+        made = torch.optim.Adam([parameter], lr=0.01, betas=(0.9, 0.99), eps=1e-8)
+    flat = fed.flat.clone()
+    for k in range(4):
+        gradient = torch.randn(flat.numel(), generator=torch.Generator().manual_seed(k))
+        flat = fed._server_step(flat, gradient, k)
+        parameter.grad = gradient
+        made.step()
+    assert torch.allclose(flat, parameter.detach(), atol=1e-6)
+
+
+def test_weighting_by_examples() -> None:
+    """Dirichlet shares of classes differ in size: the weights do matter, and are the numbers of examples."""
+    split = {"kind": "classes", "classes_per_client": 3, "seed": 1}
+    equal, weighted = (train(federation(partition=split, clients=7, weighting=w), 1) for w in ("equal", "examples"))
+    assert equal != weighted
+
+
+def test_clients_that_drop_out_are_left_out_of_the_mean() -> None:
+    fed = federation(dropout=0.5)
+    seen = [fed.run_round() for _ in range(20)]
+    assert 3 <= np.mean([metrics.clients for metrics in seen]) <= 7
+    for metrics in seen:
+        assert metrics.uplink_bytes == metrics.clients * (4 * 64 + 16)
+        assert metrics.downlink_bytes == 10 * 4 * 7_850  # the model was sent to all of them
+
+
+def test_a_round_without_answers_changes_nothing() -> None:
+    fed = federation(clients=2, participation=0.5, dropout=0.9)
+    while True:
+        before = fed.flat.clone()
+        metrics = fed.run_round()
+        if metrics.clients == 0:
+            break
+    assert torch.equal(before, fed.flat)
+    assert metrics.uplink_bytes == 0
+
+
+def test_a_million_clients_start_and_run() -> None:
+    fed = federation(clients=1_000_000, participation=None, clients_per_round=100)
+    metrics = fed.run_round()
+    assert metrics.clients == 100
+    assert max(sampling.sample_clients(fed.config, 0)) > 900_000
+
+
+def test_a_batch_that_a_client_does_not_have_is_refused() -> None:
+    fed = federation(clients=1_000, participation=0.1, batch=5)  # four examples each
+    with pytest.raises(ConfigError, match=r"batch = 5 is more than client \d+ holds \(4 examples\)"):
+        fed.run_round()
+
+
+def test_a_codec_that_does_not_fit_the_model_is_refused() -> None:
+    with pytest.raises(ConfigError, match="codec: m = 9000 hadamard directions"):
+        federation(codec={"name": "mpdd", "m": 9_000, "family": "hadamard"})
+
+
+def test_models_by_import_path_train() -> None:
+    fed = federation(model="tests.test_models:Tiny")
+    assert fed.run_round().loss > 0

@@ -1,0 +1,147 @@
+"""Run folders: whole or not at all, and the same bits after any interruption."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedmpdd.errors import RunError
+from fedmpdd.federation import parse_config
+from fedmpdd.federation.runs import Run, free_folder, read_metrics
+from tests.federation.test_engine import BASE
+
+CONFIG = parse_config(
+    {**BASE, "rounds": 12, "evaluate_every": 4, "checkpoint_every": 5, "server": {"optimiser": "adam"}}
+)
+
+
+def run_folder(path: Path) -> dict[str, Any]:
+    return {file.name: file.read_bytes() for file in path.iterdir()}
+
+
+def test_a_run_leaves_what_it_promises(tmp_path: Path) -> None:
+    summary = Run.create(tmp_path / "run", CONFIG).train()
+    files = run_folder(tmp_path / "run")
+    assert set(files) == {"config.json", "environment.json", "metrics.jsonl", "checkpoint.safetensors", "summary.json"}
+    assert json.loads(files["summary.json"]) == summary
+    rows = list(read_metrics(tmp_path / "run"))
+    assert [row["round"] for row in rows] == list(range(12))
+    assert summary["uplink_bytes"] == sum(row["uplink_bytes"] for row in rows)
+    assert summary["accuracy"] == rows[-1]["accuracy"]
+    keys = {"loss", "accuracy", "uplink_bytes", "downlink_bytes", "gradient_s", "encode_s", "decode_s"}
+    assert all(keys <= set(row) for row in rows)
+    (environment,) = json.loads(files["environment.json"])
+    assert {"python", "torch", "numpy", "kernels", "threads"} <= set(environment)
+
+
+@pytest.mark.parametrize("stop", [1, 5, 7, 11])
+def test_resumed_run_ends_in_the_same_bits(tmp_path: Path, stop: int) -> None:
+    whole = Run.create(tmp_path / "whole", CONFIG).train()
+
+    def interrupt(metrics: Any, run: Any) -> None:
+        if metrics.round + 1 == stop:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Run.create(tmp_path / "cut", CONFIG).train(interrupt)
+    resumed = Run.resume(tmp_path / "cut")
+    assert resumed.federation.next_round == stop // 5 * 5
+    summary = resumed.train()
+    assert {**summary, "run": ""} == {**whole, "run": ""}
+    assert len(list(read_metrics(tmp_path / "cut"))) == 12
+    assert len(json.loads((tmp_path / "cut" / "environment.json").read_text(encoding="utf-8"))) == 2
+
+
+def test_a_finished_run_resumes_to_itself(tmp_path: Path) -> None:
+    summary = Run.create(tmp_path / "run", CONFIG).train()
+    assert Run.resume(tmp_path / "run").train() == summary
+
+
+def test_a_torn_last_line_is_dropped_and_a_damaged_one_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    whole = Run.create(folder, CONFIG).train()
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8")
+    (folder / "metrics.jsonl").write_text(lines + '{"round": 12, "lo', encoding="utf-8")
+    assert Run.resume(folder).train()["model_sha256"] == whole["model_sha256"]
+    (folder / "metrics.jsonl").write_text(lines.replace('{"round": 3', '{"rou', 1), encoding="utf-8")
+    with pytest.raises(RunError, match="line 4 is damaged"):
+        Run.resume(folder)
+    (folder / "metrics.jsonl").write_text("".join(lines.splitlines(keepends=True)[:4]), encoding="utf-8")
+    with pytest.raises(RunError, match="4 of the 12 rounds"):
+        Run.resume(folder)
+
+
+def test_damaged_or_foreign_folders_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="is not a run"):
+        Run.resume(tmp_path)
+    folder = tmp_path / "run"
+    Run.create(folder, CONFIG).train()
+    before = run_folder(folder)
+    with pytest.raises(RunError, match="exists already"):
+        Run.create(folder, CONFIG)
+    assert run_folder(folder) == before  # nothing was written over
+    checkpoint = folder / "checkpoint.safetensors"
+    checkpoint.write_bytes(checkpoint.read_bytes()[:100])
+    with pytest.raises(RunError, match=r"checkpoint\.safetensors is damaged"):
+        Run.resume(folder)
+    (folder / "config.json").write_text("{", encoding="utf-8")
+    with pytest.raises(RunError, match=r"config\.json is damaged"):
+        Run.resume(folder)
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    Run.create(tmp_path / "run", CONFIG).train()
+    config = json.loads((tmp_path / "run" / "config.json").read_text(encoding="utf-8"))
+    config["model"] = "lenet"
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(RunError, match="of another model"):
+        Run.resume(tmp_path / "run")
+
+
+def test_free_folders_are_numbered(tmp_path: Path) -> None:
+    assert free_folder("some/where/mine.toml", tmp_path).name == "mine-001"
+    (tmp_path / "mine-001").mkdir()
+    assert free_folder("mine", tmp_path).name == "mine-002"
+
+
+def test_kill_nine_at_random_moments_and_resume(tmp_path: Path) -> None:
+    """A real process, killed again and again; the model it ends with is that of a run left alone."""
+    changes = ["rounds=300", "evaluate_every=50", "checkpoint_every=3", "codec.m=64", "clients=20", "batch=2"]
+    command = [sys.executable, "-m", "fedmpdd", "run"]
+    alone = subprocess.run(
+        [*command, "demo", *changes, "--out", str(tmp_path / "alone"), "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    expected = json.loads(alone.stdout)["model_sha256"]
+    rng = random.Random(5)
+    folder = tmp_path / "killed"
+    kills = 0
+    while not (folder / "summary.json").exists() and kills < 40:
+        resumable = (folder / "config.json").exists()
+        arguments = ["--resume", str(folder)] if resumable else ["demo", *changes, "--out", str(folder)]
+        process = subprocess.Popen([*command, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        if kills < 4:
+            # Wait until it is training, then a random moment more.
+            deadline = time.monotonic() + 60
+            marker = folder / "environment.json"
+            seen = marker.stat().st_mtime_ns if marker.exists() else 0
+            while process.poll() is None and time.monotonic() < deadline:
+                if marker.exists() and marker.stat().st_mtime_ns > seen:
+                    break
+                time.sleep(0.005)
+            time.sleep(rng.uniform(0.02, 0.4))
+            if process.poll() is None:
+                os.kill(process.pid, signal.SIGKILL)
+                kills += 1
+        process.wait()
+    assert kills >= 2
+    assert json.loads((folder / "summary.json").read_text(encoding="utf-8"))["model_sha256"] == expected
