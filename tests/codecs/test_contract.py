@@ -1,7 +1,7 @@
 """What every codec must do, run over the table of codecs.
 
 The statistical tests have fixed seeds and compare z-scores with 5: with fresh seeds each comparison would fail
-by chance with probability 6e-7, the whole file with less than 1e-4.
+by chance with probability 6e-7, the whole file with less than 2e-4.
 """
 
 import math
@@ -12,12 +12,13 @@ import pytest
 from numpy.typing import NDArray
 
 from fedmpdd import Key, Session, pack, partitioned_keys, unpack
-from fedmpdd.codecs import CODECS, Codec, Update
+from fedmpdd.codecs import CODECS, EDEN, NO_KEY, QSGD, Codec, Gaussian, Laplace, SignSGD, Update
 from fedmpdd.directions import available_isas, using
 from fedmpdd.errors import CodecError, GradientError, KeyRangeError
 from tests.codecs.table import CODECS_UNDER_TEST, D, label
 from tests.conftest import gaussian
 
+NOISY = (Laplace, Gaussian)  # they add noise to every gradient, zero or not
 every_codec = pytest.mark.parametrize("codec", CODECS_UNDER_TEST, ids=label)
 
 
@@ -47,7 +48,8 @@ def test_round_trip_through_both_kinds_of_frame(codec: Codec) -> None:
     for update in codec.encode(gaussian(3, D), [0, 2**64 - 1, 12345]):
         assert unpack(pack(update)) == update
         if not codec.needs_key:  # the key is not sent, and not missed
-            assert session.unpack(session.pack(update)).arrays[0].tobytes() == update.arrays[0].tobytes()
+            assert update.key == NO_KEY
+            assert session.unpack(session.pack(update)) == update
             assert len(session.pack(update)) == codec.bytes_per_update(D) + 8 == session.frame_bytes
             continue
         assert session.unpack(session.pack(update)) == update
@@ -81,13 +83,36 @@ def test_a_batch_is_its_clients_one_by_one(codec: Codec) -> None:
     together = codec.encode(gradients, [5, 6, 7])
     alone = [codec.encode(gradients[i : i + 1], [5 + i])[0] for i in range(3)]
     assert together == alone
-    assert together != codec.encode(gradients, [5, 6, 8])
+    uses_the_key = codec.needs_key or isinstance(codec, (QSGD, *NOISY))
+    assert (together != codec.encode(gradients, [5, 6, 8])) == uses_the_key
+
+
+@every_codec
+def test_updates_do_not_change_with_the_gradients(codec: Codec) -> None:
+    gradients = gaussian(2, D)
+    updates = codec.encode(gradients, [5, 6])
+    before = [pack(update) for update in updates]
+    gradients[:] = 0
+    assert [pack(update) for update in updates] == before
 
 
 @every_codec
 def test_parameters_rebuild_the_codec(codec: Codec) -> None:
     assert type(codec).from_parameters(codec.parameters()) == codec
     assert hash(type(codec).from_parameters(codec.parameters())) == hash(codec)
+
+
+@every_codec
+def test_parameters_are_those_of_one_codec(codec: Codec) -> None:
+    """A header with one field changed is that of another codec or of none: no two frames carry the same update."""
+    parameters = codec.parameters()
+    for field, value in [(field, value) for field in ("first", "second") for value in (0, 1, 2, 7, 255)]:
+        other = parameters._replace(**{field: value})
+        try:
+            found = type(codec).from_parameters(other)
+        except CodecError:
+            continue
+        assert (found == codec) == (other == parameters)
 
 
 @every_codec
@@ -101,29 +126,35 @@ def test_estimate_is_unbiased(codec: Codec) -> None:
     estimates = np.stack([codec.decode_mean([update]) for update in updates]).astype(np.float64)
     looks = np.stack([g, np.eye(D)[3], gaussian(D, seed=9)]).astype(np.float64)
     seen = (estimates - g) @ looks.T
-    z = seen.mean(axis=0) / (seen.std(axis=0) / math.sqrt(trials))
-    assert np.abs(z).max() < 5, z
+    standard_errors = seen.std(axis=0) / math.sqrt(trials)
+    # A millionth on top: an estimate that is always exact along a look has nothing but float32 rounding there.
+    rounding = 1e-6 * np.linalg.norm(g) * np.linalg.norm(looks, axis=1)
+    assert (np.abs(seen.mean(axis=0)) < 5 * standard_errors + rounding).all()
 
 
 @every_codec
 @pytest.mark.parametrize("n", [1, 8])
 def test_variance_is_that_of_the_formula(codec: Codec, n: int) -> None:
-    gradients = gaussian(n, D)
-    trials = 1_500
-    errors = relative_errors(codec, gradients, trials, n)
-    standard_error = errors.std() / math.sqrt(trials)
     expected = codec.variance(D, n)
     if expected is None:
         pytest.skip(f"{codec} has no formula for its variance")
+    trials = 1_500
+    errors = relative_errors(codec, gaussian(n, D), trials, n)
     if codec.variance_is_bound:
         assert errors.mean() <= expected
         return
-    # Half a percent on top: the formulas for few bits take a projection to be normally distributed.
-    assert abs(errors.mean() - expected) < 5 * standard_error + 0.005 * expected
+    standard_error = errors.std() / math.sqrt(trials)
+    # Half a percent on top: the formulas for few bits take a projection to be normally distributed. With 3 or 4 bits at
+    # this small d the tails that are missing are a good part of what EDEN loses at all; test_eden.py has larger ones.
+    slack = 0.03 if isinstance(codec, EDEN) else 0.005
+    # And float32 rounding, for codecs that lose nothing else.
+    assert abs(errors.mean() - expected) < 5 * standard_error + slack * expected + 1e-12
 
 
 @every_codec
 def test_error_of_the_mean_falls_as_one_over_n(codec: Codec) -> None:
+    if not codec.unbiased or codec.variance(D) == 0:
+        pytest.skip(f"{codec} has a bias that no mean removes, or no error at all")
     g = gaussian(D)
     few, many = (relative_errors(codec, np.tile(g, (n, 1)), 1_000, n) for n in (2, 32))
     ratio = few.mean() / many.mean()
@@ -142,7 +173,13 @@ def test_weights_are_those_of_a_weighted_mean(codec: Codec) -> None:
 @every_codec
 def test_zero_gradient_decodes_to_zero(codec: Codec) -> None:
     update = codec.encode(np.zeros((1, D), dtype=np.float32), [4])[0]
-    assert not codec.decode_mean([unpack(pack(update))]).any()
+    estimate = codec.decode_mean([unpack(pack(update))])
+    if isinstance(codec, NOISY):
+        assert estimate.all()  # noise and nothing else
+    elif codec == SignSGD(scaled=False):
+        assert (estimate == 1).all()  # one bit has no zero
+    else:
+        assert not estimate.any()
 
 
 @every_codec
@@ -151,13 +188,34 @@ def test_tiny_and_large_gradients_survive(codec: Codec, magnitude: float) -> Non
     g = (gaussian(1, D) * np.float32(magnitude)).astype(np.float32)
     estimate = codec.decode_mean([unpack(pack(update)) for update in codec.encode(g, [4])])
     assert np.isfinite(estimate).all()
-    assert float(estimate.astype(np.float64) @ g[0].astype(np.float64)) >= 0  # gᵀĝ ≥ 0, per client
+    # gᵀĝ ≥ 0, per client, is a theorem for all that add no noise. FedMPDD, LpProj and EDEN: a sum of products
+    # uᵀg · Q(uᵀg) of numbers of one sign. FedSGD, QSGD, TopK, RandK and SignSGD: the same, coordinate by coordinate.
+    if not isinstance(codec, NOISY):
+        assert float(estimate.astype(np.float64) @ g[0].astype(np.float64)) >= 0
+
+
+def refusal_of_the_largest(codec: Codec) -> str | None:
+    try:
+        codec.encode(np.full((1, D), 3e38, dtype=np.float32), [4])
+    except CodecError as error:
+        return str(error)
+    return None
 
 
 @every_codec
-def test_a_gradient_too_large_for_float32_sums_is_refused(codec: Codec) -> None:
-    with pytest.raises(CodecError, match="too large; scale or clip"):
-        codec.encode(np.full((1, D), 3e38, dtype=np.float32), [4])
+def test_a_gradient_too_large_is_refused_or_survives(codec: Codec) -> None:
+    """Codecs that sum or scale leave float32 and must say so; those that only pick or round need not."""
+    refusal = refusal_of_the_largest(codec)
+    if refusal is not None:
+        assert "too large; scale or clip" in refusal
+        return
+    updates = codec.encode(np.full((1, D), 3e38, dtype=np.float32), [4])
+    assert np.isfinite(codec.decode_mean([unpack(pack(update)) for update in updates])).all()
+
+
+def test_which_codecs_refuse_a_gradient_too_large() -> None:
+    refusing = {codec.name for codec in CODECS_UNDER_TEST if refusal_of_the_largest(codec) is not None}
+    assert refusing == {"mpdd", "qsgd", "randk", "lp-proj", "eden"}
 
 
 BAD_GRADIENTS: list[tuple[Any, str]] = [

@@ -1,8 +1,39 @@
 """Codecs: one file each, one contract, one registry."""
 
 from fedmpdd.codecs.base import NO_KEY, Arrays, Codec, Parameters, Section, Update
+from fedmpdd.codecs.eden import EDEN
+from fedmpdd.codecs.error_feedback import ErrorFeedback
+from fedmpdd.codecs.fedsgd import FedSGD
+from fedmpdd.codecs.gaussian import Gaussian
+from fedmpdd.codecs.laplace import Laplace
+from fedmpdd.codecs.lp_proj import LpProj
 from fedmpdd.codecs.mpdd import MPDD
+from fedmpdd.codecs.qsgd import QSGD
+from fedmpdd.codecs.randk import RandK
+from fedmpdd.codecs.signsgd import SignSGD
+from fedmpdd.codecs.topk import TopK
 
-CODECS: dict[str, type[Codec]] = {codec.name: codec for codec in (MPDD,)}
+CODECS: dict[str, type[Codec]] = {
+    codec.name: codec for codec in (MPDD, FedSGD, QSGD, TopK, RandK, LpProj, Laplace, Gaussian, SignSGD, EDEN)
+}
 
-__all__ = ["CODECS", "MPDD", "NO_KEY", "Arrays", "Codec", "Parameters", "Section", "Update"]
+__all__ = [
+    "CODECS",
+    "EDEN",
+    "MPDD",
+    "NO_KEY",
+    "QSGD",
+    "Arrays",
+    "Codec",
+    "ErrorFeedback",
+    "FedSGD",
+    "Gaussian",
+    "Laplace",
+    "LpProj",
+    "Parameters",
+    "RandK",
+    "Section",
+    "SignSGD",
+    "TopK",
+    "Update",
+]

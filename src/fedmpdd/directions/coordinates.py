@@ -11,12 +11,14 @@ from fedmpdd.directions.native import backend
 from fedmpdd.directions.spec import hadamard_size
 
 _PIECE = 1 << 16  # rows at a time
+# The Feistel network of a small matrix is too small to make all pairs of rows alike, so that small d borrow this one's.
+_SMALLEST_ORDER = 1 << 12
 
 
 def distinct_coordinates(keys: Sequence[Key], d: int, k: int) -> NDArray[np.int64]:
     """Return k ≤ d different coordinates per key, [clients, k], all subsets alike over random seeds.
 
-    Take rows π(0), π(1), … of the Hadamard matrix for d, as directions do, and leave out those that are not below d.
+    Take rows π(0), π(1), … of the Hadamard matrix for max(d, 4096), as directions do, and leave out those not below d.
     Of these d coordinates slot s has those number s·k … s·k + k − 1, modulo d: clients that share a seed and have
     different slots share no coordinate before all were used. The first slot takes time O(k), a later one O(slot·k).
     """
@@ -34,13 +36,14 @@ def distinct_coordinates(keys: Sequence[Key], d: int, k: int) -> NDArray[np.int6
 
 def _first_coordinates(seed: int, d: int, count: int) -> NDArray[np.int64]:
     """Return the first `count` rows below d."""
-    size = hadamard_size(d)
+    order = max(d, _SMALLEST_ORDER)
+    size = hadamard_size(order)
     out = np.empty(count, dtype=np.int64)
     found = slot = 0
     while found < count:  # ends by itself: d ≥ count of all rows are below d
         # As many as should do, and a few for bad luck.
         rows = np.empty(min(size - slot, _PIECE, (count - found) * size // d + 16), dtype=np.uint64)
-        _native.hadamard_rows(seed, d, slot, rows, backend().isa)
+        _native.hadamard_rows(seed, order, slot, rows, backend().isa)
         kept = rows[rows < d][: count - found]
         out[found : found + kept.size] = kept
         found += kept.size

@@ -142,9 +142,13 @@ def hadamard_row(seed: int, d: int, direction: int) -> int:
 
 
 def coordinates(seed: int, d: int, slot: int, k: int) -> list[int]:
-    """The k coordinates of a slot: rows below d in the order of the directions, from number slot·k on, repeating."""
-    outer, log2 = hadamard_order(d)
-    below = [row for row in (hadamard_row(seed, d, j) for j in range(outer << log2)) if row < d]
+    """The k coordinates of a slot: rows below d in the order of the directions, from number slot·k on, repeating.
+
+    The matrix is the one for d, but of order 4,096 at least.
+    """
+    order = max(d, 4096)
+    outer, log2 = hadamard_order(order)
+    below = [row for row in (hadamard_row(seed, order, j) for j in range(outer << log2)) if row < d]
     return [below[(slot * k + i) % d] for i in range(k)]
 
 

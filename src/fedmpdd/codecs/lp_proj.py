@@ -1,0 +1,93 @@
+"""lp-proj: projections onto one fixed random subspace that all clients and all rounds share.
+
+Biased: what is orthogonal to the subspace is never sent, so that training only moves within it.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmpdd.codecs._arithmetic import as_float32
+from fedmpdd.codecs._packing import check_finite_values
+from fedmpdd.codecs.base import Arrays, Codec, Float32, Parameters, Section, Update, check_count
+from fedmpdd.directions import Key, check_d, check_finite
+from fedmpdd.errors import CodecError
+
+MATRIX_SEED = 0x6C702D70726F6A  # "lp-proj"
+_CHUNK_FLOATS = 1 << 20  # of the matrix at a time, or one row where that is longer
+
+
+@dataclass(frozen=True)
+class LpProj(Codec):
+    """s = P g and ĝ = Pᵀ·mean(s), with P [size, d] of normal entries and unit rows, never stored."""
+
+    size: int
+
+    name: ClassVar[str] = "lp-proj"
+    code: ClassVar[int] = 6
+    unbiased: ClassVar[bool] = False
+    needs_key: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_count("size", self.size, "rows")
+
+    def check(self, d: int, slot: int = 0) -> None:
+        """See Codec."""
+        check_d(d)
+        if self.size > d:
+            raise CodecError(
+                f"size = {self.size} rows for d = {d}: a subspace has at most d dimensions; lower size, or use fedsgd"
+            )
+
+    def sections(self, d: int) -> tuple[Section, ...]:
+        """See Codec."""
+        return (Section("scalars", "<f4", self.size),)
+
+    def check_content(self, arrays: Arrays, d: int) -> None:
+        """See Codec."""
+        check_finite_values(arrays[0])
+
+    def parameters(self) -> Parameters:
+        """See Codec."""
+        return Parameters(size=self.size)
+
+    @classmethod
+    def _from_parameters(cls, parameters: Parameters) -> Self:
+        return cls(parameters.size)
+
+    def _encode(self, gradients: Float32, keys: list[Key]) -> list[Arrays]:
+        check_finite(gradients)
+        scalars = np.empty((gradients.shape[0], self.size), dtype=np.float32)
+        with np.errstate(over="ignore", invalid="ignore"):  # looked at below
+            for rows, matrix in _matrix(self.size, gradients.shape[1]):
+                # Client by client: one product of all would round differently with the number of clients.
+                for client, gradient in enumerate(gradients):
+                    scalars[client, rows] = matrix @ gradient
+        return [(row,) for row in as_float32(scalars, "a projection")]
+
+    def _decode_sum(self, updates: Sequence[Update], factors: NDArray[np.float64], d: int) -> Float32:
+        mean = np.zeros(self.size)
+        for update, factor in zip(updates, factors, strict=True):
+            mean += factor * update.arrays[0]
+        scalars = mean.astype(np.float32)
+        out = np.zeros(d, dtype=np.float32)
+        with np.errstate(over="ignore", invalid="ignore"):  # scalars from outside may be as large as float32 goes
+            for rows, matrix in _matrix(self.size, d):
+                out += scalars[rows] @ matrix
+        return out
+
+
+def _matrix(size: int, d: int) -> Iterator[tuple[slice, Float32]]:
+    """Yield P in chunks of rows. Row r depends on r and d alone."""
+    step = max(1, _CHUNK_FLOATS // d)
+    for start in range(0, size, step):
+        rows = slice(start, min(size, start + step))
+        matrix = np.empty((rows.stop - rows.start, d), dtype=np.float32)
+        for r, row in enumerate(matrix, start):
+            generator = np.random.Generator(np.random.Philox(key=np.array([MATRIX_SEED, r], dtype=np.uint64)))
+            generator.standard_normal(out=row, dtype=np.float32)
+            row /= np.float32(np.linalg.norm(row))
+        yield rows, matrix
