@@ -159,12 +159,14 @@ def _compare(
 def _print_comparison(
     rows: list[Any], target: float | None, budget: int | None, as_json: bool, names: dict[str, str] | None = None
 ) -> None:
-    columns = {"codec": "left", "rounds": "right", "final": "right"}
+    columns = {"codec": "left", "trained": "right", "accuracy": "right"}
+    title = ""
     if target is not None:
-        columns |= {f"rounds to {target:.0%}": "right", f"uplink to {target:.0%}": "right", "against first": "right"}
+        title = f"rounds and uplink to {target:.0%} test accuracy, and uplink against the first codec"
+        columns |= {"rounds": "right", "uplink": "right", "against": "right"}
     if budget is not None:
         columns |= {f"at {readable_bytes(budget)}": "right"}
-    result = table("", {**columns, "seconds": "right"})
+    result = table(title, {**columns, "seconds": "right"})
     first = rows[0].bytes_to_target if rows else None
     for row in rows:
         cells = [(names or {}).get(row.codec, row.codec), str(row.rounds), f"{row.final_accuracy:.1%}"]

@@ -12,7 +12,7 @@ CONFIG = "demo"
 TARGET = 0.8
 CODECS = {
     "fedsgd": "FedSGD",
-    "mpdd:m=400": "FedMPDD as in the paper, m = 400",
+    "mpdd:m=400": "FedMPDD (paper), m = 400",
     "mpdd:m=400:bits=1:family=hadamard:keys=partitioned": "one-bit hadamard, m = 400",
     "mpdd:m=50:bits=1:family=hadamard:keys=partitioned": "one-bit hadamard, m = 50",
 }

@@ -164,7 +164,7 @@ class Codec(ABC):
 def check_count(name: str, value: object, what: str) -> None:
     """Raise CodecError unless a parameter is an integer from 1 to 2^31 − 1."""
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_M:
-        raise CodecError(f"{name} = {value!r} is not a number of {what}: expected an int from 1 to 2^31 − 1")
+        raise CodecError(f"{name} = {value!r} is not a number of {what}: expected an integer from 1 to 2^31 − 1")
 
 
 def check_bits(bits: object, allowed: tuple[int, ...]) -> None:
