@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import fedmpdd
 from fedmpdd import MPDD, Key, Limits, Session, Update, errors, pack, unpack
-from fedmpdd.codecs import Codec
+from fedmpdd.codecs import QSGD, Codec
 from fedmpdd.codecs.mpdd import BITS
 from fedmpdd.errors import (
     ChecksumError,
@@ -231,6 +231,16 @@ def test_sessions_refuse_what_they_cannot_carry() -> None:
         Session(codec, 300.0, sends_seed=True)  # type: ignore[arg-type]
     with pytest.raises(CodecError, match="must not exceed"):
         Session(MPDD(m=50, family="hadamard"), 49, sends_seed=True)
+
+
+def test_a_key_that_decoding_does_not_need_is_not_in_the_frame() -> None:
+    update = QSGD(bits=4).encode(gaussian(1, 300), [Key(0x1122334455667788, 5)])[0]
+    assert pack(update)[20:32] == bytes(12)
+    session = Session(QSGD(bits=4), 300, sends_seed=True)
+    assert session.unpack(session.pack(update)) == update
+    assert len(session.pack(update)) == 4 + 4 + 150 + 4
+    with pytest.raises(KeyRangeError, match="frames carry what is needed"):
+        session.unpack(session.pack(update), Key(0x1122334455667788, 5))
 
 
 def test_what_the_package_exports() -> None:

@@ -19,7 +19,7 @@
         ├── LimitError                     d, m or slot is zero or beyond what the receiver allows
         ├── FrameLengthError               longer or shorter than its own header says
         ├── ChecksumError                  damaged on the way, or made for another key
-        └── ContentError                   NaN, infinity, reserved levels or stray bits among the scalars
+        └── ContentError                   NaN, infinity, reserved levels, stray bits or anything else never written
 
 Every message says what came, what was expected and what to do about it.
 """
@@ -102,4 +102,4 @@ class ChecksumError(WireError):
 
 
 class ContentError(WireError):
-    """NaN, infinity, reserved levels or stray bits among the scalars."""
+    """NaN, infinity, reserved levels, stray bits, or anything else that this package never writes."""

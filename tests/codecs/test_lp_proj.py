@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from fedmpdd import Limits, pack, unpack
 from fedmpdd.codecs import LpProj
 from fedmpdd.codecs.lp_proj import MATRIX_SEED
-from fedmpdd.errors import CodecError, ContentError
+from fedmpdd.errors import CodecError, ContentError, LimitError
 from tests.conftest import gaussian
 
 
@@ -62,6 +63,16 @@ def test_the_matrix_is_never_held() -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 10_000_000
+
+
+def test_work_is_that_of_the_whole_matrix() -> None:
+    """A frame of 4·size bytes must not buy more than the receiver allows."""
+    codec = LpProj(50)
+    assert codec.work(300) == 50 * 300
+    frame = pack(codec.encode(gaussian(1, 300), [1])[0])
+    with pytest.raises(LimitError, match=r"raise Limits\.max_work"):
+        unpack(frame, Limits(max_work=50 * 300 - 1))
+    assert unpack(frame, Limits(max_work=50 * 300)).codec == codec
 
 
 def test_bytes() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from fedmpdd import MPDD, Session, pack
+from fedmpdd.codecs import EDEN, FedSGD, Gaussian, SignSGD, TopK
 
 HERE = Path(__file__).parent / "malformed"
 GRADIENT = np.random.default_rng(0).standard_normal((1, 300)).astype(np.float32)
@@ -34,6 +35,11 @@ def frames() -> dict[str, bytes]:
     four = pack(MPDD(m=51, bits=4).encode(GRADIENT, [7])[0])
     eight = pack(MPDD(m=50, bits=8).encode(GRADIENT, [7])[0])
     full = pack(MPDD(m=50).encode(GRADIENT, [7])[0])
+    whole = pack(FedSGD().encode(GRADIENT, [7])[0])
+    top = pack(TopK(50).encode(GRADIENT, [7])[0])
+    noisy = pack(Gaussian(1.0).encode(GRADIENT, [7])[0])
+    signs = pack(SignSGD().encode(GRADIENT, [7])[0])
+    eden = pack(EDEN(bits=3, rows=5).encode(GRADIENT, [7])[0])
     compact = SESSION.pack(CODEC.encode(GRADIENT, [7])[0])
     f4: Callable[[float], bytes] = lambda value: struct.pack("<f", value)  # noqa: E731
     return {
@@ -77,6 +83,21 @@ def frames() -> dict[str, bytes]:
         "stray-bits-4-bit.ContentError": changed(four, 61, bytes([four[61] | 0x10])),
         "reserved-level-4-bit.ContentError": changed(four, 36, bytes([four[36] & 0xF0 | 0x08])),
         "reserved-level-8-bit.ContentError": changed(eight, 40, b"\x80"),
+        "fedsgd-seed.ContentError": changed(whole, 24, b"\x07"),
+        "fedsgd-slot.ContentError": changed(whole, 20, b"\x01"),
+        "fedsgd-family.UnknownCodecError": changed(whole, 6, b"\x01"),
+        "fedsgd-size-2.UnknownCodecError": changed(whole, 16, b"\x02"),
+        "topk-index-beyond-d.ContentError": changed(top, 32 + 4 * 49, struct.pack("<I", 300)),
+        "topk-index-twice.ContentError": changed(top, 36, top[32:36]),
+        "topk-k-above-d.LimitError": changed(top, 16, struct.pack("<I", 301)),
+        "topk-d-above-indices.LimitError": changed(top, 8, struct.pack("<Q", 2**32 + 1)),
+        "gaussian-variance-nan.UnknownCodecError": changed(noisy, 16, f4(float("nan"))),
+        "gaussian-variance-negative.LimitError": changed(noisy, 16, f4(-1.0)),
+        "signsgd-stray-bits.ContentError": changed(signs, len(signs) - 5, bytes([signs[-5] | 0x80])),
+        "signsgd-scale-zero-with-signs.ContentError": changed(signs, 32, f4(0.0)),
+        "eden-bits-5.UnknownCodecError": changed(eden, 6, b"\x05"),
+        "eden-all-rows-and-some.UnknownCodecError": changed(eden, 7, b"\x00"),
+        "eden-rows-above-order.LimitError": changed(eden, 16, struct.pack("<I", 321)),
         "compact-empty.TruncatedFrameError": b"",
         "compact-self-contained.MagicError": one,
         "compact-version-2.VersionError": b"\xf2" + compact[1:],

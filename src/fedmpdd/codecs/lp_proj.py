@@ -58,6 +58,10 @@ class LpProj(Codec):
     def _from_parameters(cls, parameters: Parameters) -> Self:
         return cls(parameters.size)
 
+    def work(self, d: int) -> int:
+        """See Codec. The whole matrix is made, whoever asks."""
+        return d * self.size
+
     def _encode(self, gradients: Float32, keys: list[Key]) -> list[Arrays]:
         check_finite(gradients)
         scalars = np.empty((gradients.shape[0], self.size), dtype=np.float32)
