@@ -40,7 +40,7 @@ _CHECKSUM = struct.Struct("<I")
 _SMALLEST_FRAME = _HEADER.size + _CHECKSUM.size
 _SMALLEST_COMPACT = _COMPACT_HEAD.size + _CHECKSUM.size
 
-_CODES: dict[int, type[Codec]] = {codec.code: codec for codec in CODECS.values()}
+_CODES: dict[int, type[Codec]] = {codec.code: codec for codec in CODECS.values() if codec.self_contained}
 
 
 @dataclass(frozen=True)
@@ -125,6 +125,8 @@ def _check_limits(codec: Codec, d: int, slot: int, limits: Limits) -> None:
 
 def pack(update: Update) -> bytes:
     """Return the self-contained frame of an update: whoever reads it needs to know nothing else."""
+    if not update.codec.self_contained:
+        raise CodecError(f"{update.codec.name} does not fit a self-contained frame; use a Session on both sides")
     body = _header(update.codec, update.d, update.key) + _payload(update)
     return body + _CHECKSUM.pack(_checksum(body))
 

@@ -3,7 +3,21 @@
 The first line of a codec must do for d = 2 too: the tests of bad gradients use it.
 """
 
-from fedmpdd.codecs import EDEN, MPDD, QSGD, Codec, FedSGD, Gaussian, Laplace, LpProj, RandK, SignSGD, TopK
+from fedmpdd.codecs import (
+    EDEN,
+    MPDD,
+    QSGD,
+    Codec,
+    DeComFL,
+    FedSGD,
+    Gaussian,
+    Laplace,
+    LpProj,
+    RandK,
+    SAFedLora,
+    SignSGD,
+    TopK,
+)
 
 D = 200  # coordinates in the common tests
 CODECS_UNDER_TEST: list[Codec] = [
@@ -29,6 +43,8 @@ CODECS_UNDER_TEST: list[Codec] = [
     EDEN(bits=4),
     EDEN(bits=1, rows=50),  # a quarter of a bit a coordinate
     EDEN(bits=2, rows=224),  # all rows, and more than coordinates
+    DeComFL(m=12),
+    SAFedLora(rank=2, shapes=((10, 15), (50, 0))),
 ]
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedmpdd.codecs import MPDD
+from fedmpdd.codecs import MPDD, DeComFL
 from fedmpdd.directions import using
 from fedmpdd.errors import ConfigError
 from fedmpdd.federation import Federation, make_federation, parse_config, sampling
@@ -41,7 +41,7 @@ def test_one_round_is_algorithm_2() -> None:
     images, labels = fed._client_step._images, fed._client_step._labels
     clients = sampling.sample_clients(config, 0)
     assert len(set(clients.tolist())) == 10
-    keys = sampling.round_keys(config, fed.codec, 0, clients)
+    keys = sampling.round_keys(config, 0, clients)
     gradients = []
     for client in clients:
         rows = torch.from_numpy(
@@ -85,7 +85,7 @@ def test_ways_to_choose_keys(keys: str) -> None:
     fed = federation(codec={"name": "mpdd", "m": 40, "bits": 1, "family": "hadamard", "keys": keys})
     metrics = fed.run_round()
     assert metrics.uplink_bytes == 10 * (4 + 5 + 8 + (8 if keys == "sent" else 0))
-    seeds = {key.seed for key in sampling.round_keys(fed.config, fed.codec, 0, sampling.sample_clients(fed.config, 0))}
+    seeds = {key.seed for key in sampling.round_keys(fed.config, 0, sampling.sample_clients(fed.config, 0))}
     assert len(seeds) == (1 if keys == "partitioned" else 10)
 
 
@@ -186,3 +186,63 @@ def test_a_codec_that_does_not_fit_the_model_is_refused() -> None:
 def test_models_by_import_path_train() -> None:
     fed = federation(model="tests.test_models:Tiny")
     assert fed.run_round().loss > 0
+
+
+EVERY_CODEC: list[dict[str, Any]] = [
+    {"name": "fedsgd"},
+    {"name": "qsgd", "bits": 8},
+    {"name": "topk", "k": 300},
+    {"name": "topk", "k": 300, "error_feedback": True},
+    {"name": "randk", "k": 2_000},
+    {"name": "lp-proj", "size": 300},
+    {"name": "laplace", "noise": 1e-4},
+    {"name": "gaussian", "noise": 1e-4},
+    {"name": "signsgd"},
+    {"name": "eden", "bits": 1},
+    {"name": "decomfl", "m": 300, "keys": "shared"},
+    {"name": "sa-fedlora", "rank": 4, "warmup": 5},
+]
+
+
+@pytest.mark.parametrize("codec", EVERY_CODEC, ids=lambda codec: "-".join(map(str, codec.values())))
+def test_every_rival_trains(codec: dict[str, Any]) -> None:
+    fed = federation(codec=codec, rounds=40)
+    before = fed.evaluate(fed.flat)[1]
+    train(fed, 40)
+    assert fed.evaluate(fed.flat)[1] < 0.93 * before
+
+
+def test_zeroth_order_scalars_are_those_of_the_gradient() -> None:
+    fed = federation(codec={"name": "decomfl", "m": 20, "keys": "shared"}, batch=2)
+    keys = sampling.round_keys(fed.config, 0, sampling.sample_clients(fed.config, 0))
+    assert len(set(keys)) == 1
+    batches = np.stack([sampling.sample_batch(fed.config, 0, c, fed.partition.examples_of(c)) for c in range(4)])
+    codec = fed.codec
+    assert isinstance(codec, DeComFL)
+    differences, _ = fed._client_step.loss_differences(fed.flat, batches, codec, keys[0])
+    gradients, _ = fed._client_step(fed.flat, batches)
+    exact = np.stack([update.arrays[0] for update in codec.encode(gradients, [keys[0]] * 4)])
+    assert np.allclose(differences / (2 * codec.step), exact, rtol=0.02, atol=0.02)
+
+
+def test_error_feedback_survives_a_checkpoint() -> None:
+    config = {"codec": {"name": "topk", "k": 50, "error_feedback": True}, "clients": 6}
+    whole, cut = federation(**config), federation(**config)
+    train(cut, 3)
+    fresh = federation(**config)
+    fresh.load_state({name: value.clone() for name, value in cut.state().items()}, 3)
+    train(fresh, 3)
+    assert train(whole, 6) == fresh.flat.numpy().tobytes()
+
+
+@pytest.mark.parametrize(
+    ("codec", "message"),
+    [
+        ({"name": "decomfl"}, 'set keys = "shared"'),
+        ({"name": "decomfl", "keys": "shared", "error_feedback": True}, "no error to feed back"),
+        ({"name": "sa-fedlora", "shapes": [[1, 2]]}, "has no parameter 'shapes'"),
+    ],
+)
+def test_codec_settings_that_make_no_sense(codec: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        federation(codec=codec)

@@ -1,6 +1,7 @@
 """Codecs: one file each, one contract, one registry."""
 
 from fedmpdd.codecs.base import NO_KEY, Arrays, Codec, Parameters, Section, Update
+from fedmpdd.codecs.decomfl import DeComFL
 from fedmpdd.codecs.eden import EDEN
 from fedmpdd.codecs.error_feedback import ErrorFeedback
 from fedmpdd.codecs.fedsgd import FedSGD
@@ -10,11 +11,13 @@ from fedmpdd.codecs.lp_proj import LpProj
 from fedmpdd.codecs.mpdd import MPDD
 from fedmpdd.codecs.qsgd import QSGD
 from fedmpdd.codecs.randk import RandK
+from fedmpdd.codecs.sa_fedlora import SAFedLora
 from fedmpdd.codecs.signsgd import SignSGD
 from fedmpdd.codecs.topk import TopK
 
 CODECS: dict[str, type[Codec]] = {
-    codec.name: codec for codec in (MPDD, FedSGD, QSGD, TopK, RandK, LpProj, Laplace, Gaussian, SignSGD, EDEN)
+    codec.name: codec
+    for codec in (MPDD, FedSGD, QSGD, TopK, RandK, LpProj, Laplace, Gaussian, SignSGD, EDEN, DeComFL, SAFedLora)
 }
 
 __all__ = [
@@ -25,6 +28,7 @@ __all__ = [
     "QSGD",
     "Arrays",
     "Codec",
+    "DeComFL",
     "ErrorFeedback",
     "FedSGD",
     "Gaussian",
@@ -32,6 +36,7 @@ __all__ = [
     "LpProj",
     "Parameters",
     "RandK",
+    "SAFedLora",
     "Section",
     "SignSGD",
     "TopK",

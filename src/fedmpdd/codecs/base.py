@@ -75,6 +75,8 @@ class Codec(ABC):
     unbiased: ClassVar[bool]
     needs_key: ClassVar[bool] = True  # whether decoding needs the key, so that a frame must carry its seed
     variance_is_bound: ClassVar[bool] = False  # whether `variance` is the largest possible, not the exact one
+    self_contained: ClassVar[bool] = True  # whether a frame's header says enough to rebuild the codec
+    from_losses: ClassVar[bool] = False  # whether clients send differences of losses instead of encoding gradients
 
     @abstractmethod
     def check(self, d: int, slot: int = 0) -> None:
@@ -118,6 +120,14 @@ class Codec(ABC):
     @abstractmethod
     def _decode_sum(self, updates: Sequence[Update], factors: NDArray[np.float64], d: int) -> Float32:
         """Sum over updates of factor times estimate, with arguments that were checked."""
+
+    def for_shapes(self, shapes: Sequence[tuple[int, ...]]) -> "Codec":
+        """Return the codec for a model whose parameters have these shapes; most codecs do not care."""
+        return self
+
+    def at_round(self, round_number: int) -> "Codec":
+        """Return the codec of a round; most codecs are the same in all of them."""
+        return self
 
     def work(self, d: int) -> int:
         """Return about how many additions decoding an update takes: what a receiver lets a frame cost it."""

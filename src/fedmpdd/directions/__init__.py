@@ -4,7 +4,7 @@ The stream is a published standard, docs/directions.md, so that any two machines
 """
 
 from fedmpdd.directions.coordinates import distinct_coordinates
-from fedmpdd.directions.families import FAMILIES, Family, Hadamard, Rademacher, check_d, family_named
+from fedmpdd.directions.families import FAMILIES, Family, Hadamard, Rademacher, check_d, direction, family_named
 from fedmpdd.directions.keys import Key, check_key, derive_seed, partitioned_keys, rounding_words
 from fedmpdd.directions.native import available_isas, backend, check_finite, check_gradients, moments, using
 from fedmpdd.directions.spec import MAX_D, MAX_DIRECTIONS, MAX_M, MAX_SEED, MAX_SLOT, hadamard_size
@@ -27,6 +27,7 @@ __all__ = [
     "check_gradients",
     "check_key",
     "derive_seed",
+    "direction",
     "distinct_coordinates",
     "family_named",
     "hadamard_size",

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from fedmpdd.directions import _native, native
 from fedmpdd.directions.keys import Key, first_directions
-from fedmpdd.directions.spec import MAX_D, MAX_DIRECTIONS, hadamard_size
+from fedmpdd.directions.spec import DOMAIN_DIRECTIONS, MAX_D, MAX_DIRECTIONS, hadamard_size
 from fedmpdd.errors import CodecError, KeyRangeError
 
 Float32 = NDArray[np.float32]
@@ -138,6 +138,13 @@ class Hadamard:
         """See Family."""
         minus = np.unpackbits(negative, axis=1, count=m, bitorder="little")
         return self.decode(1.0 - np.float32(2.0) * minus, factors, keys, d)
+
+
+def direction(key: Key, m: int, j: int, d: int) -> Float32:
+    """Coordinates of rademacher direction j of an update of m, for who needs the vector itself."""
+    out = np.empty(d, dtype=np.float32)
+    _native.signs(key.seed, DOMAIN_DIRECTIONS, key.slot * m + j, out, 0, native.backend().isa)
+    return out
 
 
 FAMILIES: dict[str, Family] = {family.name: family for family in (Rademacher(), Hadamard())}

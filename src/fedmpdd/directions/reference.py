@@ -13,6 +13,8 @@ from fedmpdd.directions.spec import (
     DOMAIN_PERMUTATION,
     DOMAIN_ROUNDING,
     FEISTEL_ROUNDS,
+    FEISTEL_ROUNDS_SMALL,
+    FEISTEL_SMALL,
     QUAD,
     TILE,
     TILE_BLOCKS,
@@ -133,9 +135,10 @@ def hadamard_row(seed: int, d: int, direction: int) -> int:
     twos = (size & -size).bit_length() - 1
     right_size = 1 << twos // 2
     left_size = size // right_size
-    keys = blocks(seed, DOMAIN_PERMUTATION, 0, np.arange(2, dtype=np.uint64)).reshape(-1)[:FEISTEL_ROUNDS]
+    rounds = FEISTEL_ROUNDS_SMALL if size < FEISTEL_SMALL else FEISTEL_ROUNDS
+    keys = blocks(seed, DOMAIN_PERMUTATION, 0, np.arange(6, dtype=np.uint64)).reshape(-1)
     left, right = divmod(direction % size, right_size)
-    for r in range(0, FEISTEL_ROUNDS, 2):
+    for r in range(0, rounds, 2):
         left = (left + _feistel_round(right, int(keys[r]), left_size)) % left_size
         right = (right + _feistel_round(left, int(keys[r + 1]), right_size)) % right_size
     return left * right_size + right

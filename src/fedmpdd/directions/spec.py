@@ -12,7 +12,9 @@ DOMAIN_PERMUTATION = 2
 DOMAIN_ROUNDING = 3
 DOMAIN_SEEDS = 4
 
-FEISTEL_ROUNDS = 6
+FEISTEL_ROUNDS = 6  # from this order on; smaller matrices, whose halves mix less, take 24
+FEISTEL_SMALL = 4_096
+FEISTEL_ROUNDS_SMALL = 24
 OUTER_ORDERS = (1, 12, 20, 28)  # a Hadamard matrix has order h · 2^k with h from here
 
 MAX_D = 2**40

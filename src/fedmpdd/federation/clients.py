@@ -7,7 +7,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedmpdd.codecs import DeComFL
 from fedmpdd.data import Dataset
+from fedmpdd.directions import Key, direction
 from fedmpdd.federation.config import RunConfig
 from fedmpdd.models import FlatModel
 
@@ -77,6 +79,30 @@ class ClientStep:
                 losses[begin:end, step] = loss.numpy()
                 differences[begin:end] = (done + self._config.local_lr * gradients).numpy()
         return differences, float(losses.mean())
+
+    def loss_differences(
+        self, flat: Tensor, batches: NDArray[np.int64], codec: DeComFL, key: Key
+    ) -> tuple[NDArray[np.float64], float]:
+        """Return f_i(x + μu) − f_i(x − μu) [clients, directions] along the directions of a shared key, and the loss.
+
+        All clients move to the same two points, so that their examples go through the network together.
+        """
+        rows = batches[:, 0]
+        differences, means = np.empty((len(rows), codec.m)), []
+        with torch.no_grad():
+            for begin, end, inputs, labels in self._chunks(rows):
+                for j in range(codec.m):
+                    step = codec.step * torch.from_numpy(direction(key, codec.m, j, self._model.d))
+                    ahead, behind = (self._client_losses(flat + sign * step, inputs, labels) for sign in (1, -1))
+                    differences[begin:end, j] = (ahead - behind).numpy()
+                means.append(self._client_losses(flat, inputs, labels).numpy())
+        return differences, float(np.concatenate(means).mean())
+
+    def _client_losses(self, flat: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
+        clients, batch = labels.shape
+        logits = self._model(flat, inputs.flatten(0, 1)).double()
+        losses = torch.nn.functional.cross_entropy(logits, labels.flatten(), reduction="none")
+        return losses.view(clients, batch).mean(dim=1)
 
     def _chunks(self, rows: NDArray[np.int64]) -> Any:
         """Cut the clients into runs that fit memory; the cuts depend on the config alone."""

@@ -43,18 +43,25 @@ class CodecConfig(BaseModel):
     """A codec by name, its own parameters, and who chooses keys.
 
     keys: "sent" (each client draws a seed and sends it, as in the paper), "derived" (seeds follow from the session's
-    seed, round and client, and are not sent) or "partitioned" (one seed a round, one slot a client, nothing sent).
+    seed, round and client, and are not sent), "partitioned" (one seed a round, one slot a client, nothing sent) or
+    "shared" (one key a round for all clients, nothing sent).
     """
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
     name: str = "mpdd"
-    keys: Literal["sent", "derived", "partitioned"] = "sent"
+    keys: Literal["sent", "derived", "partitioned", "shared"] = "sent"
     error_feedback: bool = False
 
     @model_validator(mode="after")
     def _known(self) -> "CodecConfig":
-        self.build()
+        codec = self.build()
+        if codec.from_losses and self.keys != "shared":
+            raise ValueError(
+                f'{self.name} moves one model along the same directions for all clients; set keys = "shared"'
+            )
+        if codec.from_losses and self.error_feedback:
+            raise ValueError(f"{self.name} encodes losses, not gradients: there is no error to feed back")
         return self
 
     def build(self) -> Codec:
@@ -62,7 +69,7 @@ class CodecConfig(BaseModel):
         if self.name not in CODECS:
             raise ValueError(f"name = {self.name!r} is unknown; use one of {', '.join(CODECS)}")
         codec = CODECS[self.name]
-        known = [field.name for field in fields(codec)]  # type: ignore[arg-type]
+        known = [field.name for field in fields(codec) if field.name != "shapes"]  # type: ignore[arg-type]
         given = dict(self.__pydantic_extra__ or {})
         for key in given:
             if key not in known:

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from fedmpdd import models
-from fedmpdd.codecs import Codec
+from fedmpdd.codecs import Codec, DeComFL, ErrorFeedback, Update
 from fedmpdd.data import Dataset, Partition, load, make_partition
+from fedmpdd.directions import Key
 from fedmpdd.errors import ConfigError, RunError
 from fedmpdd.federation import sampling
 from fedmpdd.federation.clients import ClientStep, Evaluator
@@ -49,7 +50,6 @@ class Federation:
     def __init__(self, config: RunConfig, dataset: Dataset, partition: Partition) -> None:
         self.config = config
         self.partition = partition
-        self.codec: Codec = config.codec.build()
         shape = dataset.train.images.shape[1:]
         self.model, self.flat = models.build(
             config.model,
@@ -58,10 +58,10 @@ class Federation:
             init=config.init,
             seed=sampling.model_seed(config),
         )
-        try:
-            self.session = Session(self.codec, self.model.d, sends_seed=config.codec.keys == "sent")
-        except ValueError as error:
-            raise ConfigError(f"codec: {error}") from None
+        self.codec = config.codec.build().for_shapes([tuple(shape) for shape in self.model.shapes])
+        self.feedback = ErrorFeedback(self.codec) if config.codec.error_feedback else None
+        self._sessions: dict[Codec, Session] = {}
+        self._session_of(self.codec)  # it may refuse the config: better now than in the first round
         self._client_step = ClientStep(config, self.model, dataset)
         self._server_step = ServerStep(config, self.model.d)
         self.evaluate = Evaluator(config, self.model, dataset)
@@ -73,28 +73,35 @@ class Federation:
         clock = time.perf_counter
         with _one_torch_thread():
             clients = sampling.sample_clients(config, k)  # line 3
-            keys = sampling.round_keys(config, self.codec, k, clients)
+            keys = sampling.round_keys(config, k, clients)
             answering = sampling.survivors(config, k)  # the others drop out after the model was sent to them
             present, keys = clients[answering], [key for key, here in zip(keys, answering, strict=True) if here]
             examples = [self._examples_of(int(client)) for client in present]
             start = clock()
             loss = float("nan")
             gradient_done = encode_done = decode_done = start
-            uplink = 0
+            uplink = payload = 0
             if len(present):
                 batches = np.stack(
                     [sampling.sample_batch(config, k, int(c), own) for c, own in zip(present, examples, strict=True)]
                 )
-                gradients, loss = self._client_step(self.flat, batches)  # line 6
-                gradient_done = clock()
-                updates = self.codec.encode(gradients, keys)  # lines 7 to 10
-                frames = [self.session.pack(update) for update in updates]  # line 11
+                codec = self.codec.at_round(k)
+                session = self._session_of(codec)
+                if isinstance(codec, DeComFL):  # no gradients: losses along the round's directions
+                    differences, loss = self._client_step.loss_differences(self.flat, batches, codec, keys[0])
+                    gradient_done = clock()
+                    updates = codec.encode_losses(differences, keys, self.model.d)
+                else:
+                    gradients, loss = self._client_step(self.flat, batches)  # line 6
+                    gradient_done = clock()
+                    updates = self._encode(codec, gradients, keys, present)  # lines 7 to 10
+                frames = [session.pack(update) for update in updates]  # line 11
                 encode_done = clock()
-                uplink = sum(map(len, frames))
-                assigned = keys if self.session.assigns_key else [None] * len(keys)
-                received = [self.session.unpack(frame, key) for frame, key in zip(frames, assigned, strict=True)]
+                uplink, payload = sum(map(len, frames)), len(frames) * codec.bytes_per_update(self.model.d)
+                assigned = keys if session.assigns_key else [None] * len(keys)
+                received = [session.unpack(frame, key) for frame, key in zip(frames, assigned, strict=True)]
                 weights = [float(own.size) for own in examples] if config.weighting == "examples" else None
-                estimate = self.codec.decode_mean(received, weights)  # lines 13 to 20
+                estimate = codec.decode_mean(received, weights)  # lines 13 to 20
                 self.flat = self._server_step(self.flat, torch.from_numpy(estimate), k)  # line 22
                 decode_done = clock()
             self.next_round = k + 1
@@ -104,7 +111,7 @@ class Federation:
             loss=loss,
             clients=len(present),
             uplink_bytes=uplink,
-            payload_bytes=len(present) * self.codec.bytes_per_update(self.model.d),
+            payload_bytes=payload,
             downlink_bytes=len(clients) * 4 * self.model.d,  # line 4: the model to every client of the round
             gradient_s=gradient_done - start,
             encode_s=encode_done - gradient_done,
@@ -112,6 +119,20 @@ class Federation:
             accuracy=accuracy,
             test_loss=test_loss,
         )
+
+    def _encode(self, codec: Codec, gradients: Any, keys: list[Key], clients: Any) -> list[Update]:
+        if self.feedback is None:
+            return codec.encode(gradients, keys)
+        self.feedback.codec = codec
+        return self.feedback.encode(gradients, keys, [int(client) for client in clients])
+
+    def _session_of(self, codec: Codec) -> Session:
+        if codec not in self._sessions:
+            try:
+                self._sessions[codec] = Session(codec, self.model.d, sends_seed=self.config.codec.keys == "sent")
+            except ValueError as error:
+                raise ConfigError(f"codec: {error}") from None
+        return self._sessions[codec]
 
     def _is_evaluated(self, k: int) -> bool:
         return (k + 1) % self.config.evaluate_every == 0 or k + 1 == self.config.rounds
@@ -127,13 +148,25 @@ class Federation:
 
     def state(self) -> dict[str, Tensor]:
         """Return everything a checkpoint needs besides the number of the next round."""
-        return {"model": self.flat, **{f"server.{name}": value for name, value in self._server_step.state.items()}}
+        memories = self.feedback.state() if self.feedback else {}
+        return {
+            "model": self.flat,
+            **{f"server.{name}": value for name, value in self._server_step.state.items()},
+            **{f"feedback.{client}": torch.from_numpy(memory) for client, memory in memories.items()},
+        }
 
     def load_state(self, state: dict[str, Tensor], next_round: int) -> None:
         """Go on from a checkpoint."""
-        if set(state) != set(self.state()) or any(value.shape != self.flat.shape for value in state.values()):
+        memories = {name: state[name] for name in state if name.startswith("feedback.")}
+        expected = {"model", *(f"server.{name}" for name in self._server_step.state), *memories}
+        wrong = set(state) != expected or (memories and self.feedback is None)
+        if wrong or any(value.shape != self.flat.shape for value in state.values()):
             raise RunError(
-                "the checkpoint is of another model or server optimiser; resume with the config it was made with"
+                "the checkpoint is of another model, server or codec; resume with the config that it was made with"
+            )
+        if self.feedback is not None:
+            self.feedback.load(
+                {int(name.removeprefix("feedback.")): memory.numpy() for name, memory in memories.items()}
             )
         self.flat = state["model"]
         for name in self._server_step.state:

@@ -3,7 +3,6 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpdd.codecs import Codec
 from fedmpdd.directions import Key, check_key, derive_seed, partitioned_keys
 from fedmpdd.federation.config import RunConfig
 
@@ -38,9 +37,12 @@ def survivors(config: RunConfig, round_number: int) -> NDArray[np.bool_]:
     return _rng(config, _DROPOUT, round_number).random(config.per_round) >= config.dropout
 
 
-def round_keys(config: RunConfig, codec: Codec, round_number: int, clients: NDArray[np.int64]) -> list[Key]:
+def round_keys(config: RunConfig, round_number: int, clients: NDArray[np.int64]) -> list[Key]:
     """Return the keys of a round, by the policy of the config."""
     session = int(_rng(config, _KEYS).integers(2**63))
+    round_seed = derive_seed(session, round_number, 2**64 - 1)  # no client has this number
+    if config.codec.keys == "shared":
+        return [Key(round_seed)] * len(clients)
     if config.codec.keys == "partitioned":
-        return partitioned_keys(derive_seed(session, round_number, 2**64 - 1), len(clients))
+        return partitioned_keys(round_seed, len(clients))
     return [check_key(derive_seed(session, round_number, int(client))) for client in clients]

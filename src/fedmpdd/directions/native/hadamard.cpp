@@ -118,12 +118,13 @@ Feistel feistel_for(std::uint64_t seed, const HadamardOrder& order) {
   Feistel feistel{};
   feistel.right_bits = twos / 2;
   feistel.left = static_cast<std::uint32_t>(order.size() >> feistel.right_bits);
-  std::uint32_t words[8];
-  for (std::uint32_t block = 0; block < 2; ++block) {
-    const std::uint32_t counter[4] = {block, 0, kDomainPermutation, 0};
-    philox4x32(counter, seed, words + 4 * block);
+  feistel.rounds = order.size() < kFeistelSmall ? kFeistelRoundsSmall : kFeistelRounds;
+  for (int r = 0; r < feistel.rounds; r += 4) {
+    const std::uint32_t counter[4] = {static_cast<std::uint32_t>(r / 4), 0, kDomainPermutation, 0};
+    std::uint32_t words[4];
+    philox4x32(counter, seed, words);
+    std::copy_n(words, 4, feistel.keys + r);  // there is room for whole blocks
   }
-  std::copy_n(words, kFeistelRounds, feistel.keys);
   return feistel;
 }
 

@@ -19,11 +19,14 @@ struct DecodeItem {
 };
 
 // The row permutation of the hadamard family, as a Feistel network on Z_left x Z_2^right_bits.
-constexpr int kFeistelRounds = 6;
+// A small right half mixes little per round, so small matrices take more rounds.
+constexpr std::uint64_t kFeistelSmall = 4096;
+constexpr int kFeistelRounds = 6, kFeistelRoundsSmall = 24;
 struct Feistel {
   std::uint32_t left;  // left * 2^right_bits = order of the matrix
   int right_bits;
-  std::uint32_t keys[kFeistelRounds];
+  int rounds;
+  std::uint32_t keys[kFeistelRoundsSmall];
 };
 
 // A hadamard matrix of order h in {1, 12, 20, 28}: bit `column` of negative[row] set means -1.

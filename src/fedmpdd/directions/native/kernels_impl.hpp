@@ -629,7 +629,7 @@ void permute(const Feistel& feistel, std::uint64_t first, std::uint64_t count, s
       left[i] = static_cast<std::uint32_t>((first + done + i) >> right_bits);
       right[i] = static_cast<std::uint32_t>(first + done + i) & right_mask;
     }
-    for (int r = 0; r < kFeistelRounds; r += 2) {
+    for (int r = 0; r < feistel.rounds; r += 2) {
       const std::uint32_t left_key = feistel.keys[r], right_key = feistel.keys[r + 1];
       for (int i = 0; i < batch; ++i) {
         const std::uint64_t scaled = static_cast<std::uint64_t>(feistel_mix(right[i], left_key)) * left_size;

@@ -1,0 +1,130 @@
+"""SA-FedLora: low-rank factors of each layer's update, the rank shrinking over the rounds.
+
+The schedule of the original is not public. Ours: `warmup` rounds of whole gradients, then rank · cooling^k, rounded,
+never below `smallest`. The factors are the best this form allows up to one power iteration (Q = orth(G Aᵀ) for a fixed
+random A, then Qᵀ G), where the original trains them for some local steps.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmpdd.codecs._arithmetic import as_float32
+from fedmpdd.codecs._packing import check_finite_values
+from fedmpdd.codecs.base import Arrays, Codec, Float32, Parameters, Section, Update, check_count
+from fedmpdd.codecs.fedsgd import FedSGD
+from fedmpdd.directions import Key, check_finite
+from fedmpdd.errors import CodecError
+
+_START_SEED = 20_240  # of the fixed matrices A
+
+
+@dataclass(frozen=True)
+class SAFedLora(Codec):
+    """Per matrix of the model r·(rows + columns) floats; vectors, and matrices too small to gain, go whole."""
+
+    rank: int = 8
+    smallest: int = 1
+    warmup: int = 10
+    cooling: float = 0.995
+    shapes: tuple[tuple[int, int], ...] = ()  # (rows, columns) of each parameter in order; columns 0: a vector
+
+    name: ClassVar[str] = "sa-fedlora"
+    code: ClassVar[int] = 12
+    unbiased: ClassVar[bool] = False
+    needs_key: ClassVar[bool] = False
+    self_contained: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_count("rank", self.rank, "columns of a factor")
+        check_count("smallest", self.smallest, "columns of a factor")
+        if not 0 < self.cooling <= 1 or self.warmup < 0 or self.smallest > self.rank:
+            raise CodecError(
+                f"cooling = {self.cooling}, warmup = {self.warmup}, smallest = {self.smallest}: expected a cooling "
+                f"above 0 and at most 1, a warmup of at least 0, and smallest at most rank = {self.rank}"
+            )
+
+    def for_shapes(self, shapes: Sequence[tuple[int, ...]]) -> "SAFedLora":
+        """See Codec. A convolution [out, in, k, k] is a matrix out × in·k²."""
+        flat = tuple((s[0], int(np.prod(s[1:]))) if len(s) > 1 else (int(np.prod(s)), 0) for s in shapes)
+        return replace(self, shapes=flat)
+
+    def at_round(self, round_number: int) -> Codec:
+        """See Codec: the annealing schedule."""
+        if round_number < self.warmup:
+            return FedSGD()
+        rank = max(self.smallest, round(self.rank * self.cooling ** (round_number - self.warmup)))
+        return replace(self, rank=rank, smallest=min(self.smallest, rank), warmup=0, cooling=1.0)
+
+    def _layers(self) -> list[tuple[int, int, int]]:
+        """(rows, columns, rank) per parameter; rank 0 where it goes whole."""
+        layers = []
+        for rows, columns in self.shapes:
+            rank = min(self.rank, rows, columns)
+            layers.append((rows, columns, rank if rank * (rows + columns) < rows * columns else 0))
+        return layers
+
+    def check(self, d: int, slot: int = 0) -> None:
+        """See Codec."""
+        size = sum(rows * max(columns, 1) for rows, columns in self.shapes)
+        if size != d:
+            raise CodecError(f"sa-fedlora is for {size} parameters, the gradient has {d}; use for_shapes first")
+
+    def sections(self, d: int) -> tuple[Section, ...]:
+        """See Codec."""
+        length = sum(r * (rows + columns) if r else rows * max(columns, 1) for rows, columns, r in self._layers())
+        return (Section("factors", "<f4", length),)
+
+    def check_content(self, arrays: Arrays, d: int) -> None:
+        """See Codec."""
+        check_finite_values(arrays[0])
+
+    def work(self, d: int) -> int:
+        """See Codec."""
+        return sum(rows * max(columns, 1) * max(r, 1) for rows, columns, r in self._layers())
+
+    def parameters(self) -> Parameters:
+        """See Codec. The shapes do not fit a header: such frames are read in a session only."""
+        return Parameters(size=self.rank)
+
+    @classmethod
+    def _from_parameters(cls, parameters: Parameters) -> Self:
+        raise CodecError("sa-fedlora frames do not carry the model's shapes; read them in a Session")
+
+    def _encode(self, gradients: Float32, keys: list[Key]) -> list[Arrays]:
+        check_finite(gradients)
+        return [(self._factors(gradient),) for gradient in gradients]
+
+    def _factors(self, gradient: Float32) -> Float32:
+        parts, offset = [], 0
+        for number, (rows, columns, rank) in enumerate(self._layers()):
+            size = rows * max(columns, 1)
+            layer = gradient[offset : offset + size].astype(np.float64)
+            offset += size
+            if rank:
+                matrix = layer.reshape(rows, columns)
+                start = np.random.default_rng([_START_SEED, number]).standard_normal((columns, rank))
+                left, _ = np.linalg.qr(matrix @ start)
+                layer = np.concatenate([left.reshape(-1), (left.T @ matrix).reshape(-1)])
+            parts.append(layer)
+        return as_float32(np.concatenate(parts), "a factor")
+
+    def _decode_sum(self, updates: Sequence[Update], factors: NDArray[np.float64], d: int) -> Float32:
+        out = np.zeros(d)
+        for update, factor in zip(updates, factors, strict=True):
+            values, begin, offset = update.arrays[0].astype(np.float64), 0, 0
+            for rows, columns, rank in self._layers():
+                size = rows * max(columns, 1)
+                if rank:
+                    middle, end = begin + rows * rank, begin + rank * (rows + columns)
+                    left = values[begin:middle].reshape(rows, rank)
+                    layer = (left @ values[middle:end].reshape(rank, columns)).reshape(-1)
+                else:
+                    end = begin + size
+                    layer = values[begin:end]
+                out[offset : offset + size] += factor * layer
+                begin, offset = end, offset + size
+        return out.astype(np.float32)
