@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 import fedmpdd
-from fedmpdd.display import messages, readable_bytes, round_display, table
+from fedmpdd.display import download_progress, messages, readable_bytes, round_display, table
 from fedmpdd.errors import ConfigError, FedmpddError, InputError, MissingDependencyError, RunError
 
 app = typer.Typer(
@@ -258,7 +258,7 @@ def data_fetch(name: Annotated[str, typer.Argument(help="A dataset, or all.")], 
     folder = data_folder(data_dir)
     for source in sources_named(name):
         messages.print(f"{source.name} → {folder}")
-        brought = fetch(source, folder, lambda file, done, total: None)
+        brought = fetch(source, folder, download_progress())
         messages.print(
             f"{source.name}: {len(brought)} files brought" if brought else f"{source.name}: nothing to bring"
         )

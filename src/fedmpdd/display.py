@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -56,6 +56,19 @@ def round_display() -> Iterator[Any]:
         *columns, TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}"), console=messages
     ) as live:
         yield lambda name, total, done=0: Rounds(name, total, done, live)
+
+
+def download_progress() -> Callable[[str, int, int | None], None]:
+    """Return a function that says how far a download is, every few seconds and at its end."""
+    last = time.monotonic()
+
+    def show(name: str, done: int, total: int | None) -> None:
+        nonlocal last
+        if done == total or time.monotonic() - last > PLAIN_EVERY_S:
+            last = time.monotonic()
+            messages.print(f"{name}: {readable_bytes(done)} of {readable_bytes(total) if total else 'an unknown size'}")
+
+    return show
 
 
 def table(title: str, columns: dict[str, str]) -> Table:

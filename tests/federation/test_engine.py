@@ -173,9 +173,8 @@ def test_a_million_clients_start_and_run() -> None:
 
 
 def test_a_batch_that_a_client_does_not_have_is_refused() -> None:
-    fed = federation(clients=1_000, participation=0.1, batch=5)  # four examples each
     with pytest.raises(ConfigError, match=r"batch = 5 is more than client \d+ holds \(4 examples\)"):
-        fed.run_round()
+        federation(clients=1_000, participation=0.1, batch=5)  # four examples each
 
 
 def test_a_codec_that_does_not_fit_the_model_is_refused() -> None:

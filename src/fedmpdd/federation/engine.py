@@ -137,6 +137,11 @@ class Federation:
     def _is_evaluated(self, k: int) -> bool:
         return (k + 1) % self.config.evaluate_every == 0 or k + 1 == self.config.rounds
 
+    def check_batch(self) -> None:
+        """Raise now what the first round would raise if a client of it held too few examples."""
+        for client in sampling.sample_clients(self.config, 0):
+            self._examples_of(int(client))
+
     def _examples_of(self, client: int) -> Any:
         examples = self.partition.examples_of(client)
         if examples.size < self.config.batch:
@@ -187,7 +192,9 @@ def make_federation(config: RunConfig, data_dir: Path | None = None) -> Federati
         alpha=p.alpha,
         virtual_size=max(p.virtual_size, config.batch),
     )
-    return Federation(config, dataset, partition)
+    federation = Federation(config, dataset, partition)
+    federation.check_batch()
+    return federation
 
 
 @contextmanager
