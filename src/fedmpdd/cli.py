@@ -329,11 +329,15 @@ def bench_rounds(
 ) -> None:
     """Time whole rounds of the local engine: LeNet, 100 clients, 50 a round."""
     _training()
+    from fedmpdd.bench import engines
     from fedmpdd.bench import rounds as bench
 
-    for rival in bench.missing_rivals():
-        messages.print(f"{rival} is not installed: left out")
     rows = list(bench.run(batch, seconds))
+    for engine, outcome in engines.run(batch):
+        if isinstance(outcome, str):
+            messages.print(f"{engine}: {outcome}")
+        else:
+            rows.append(bench.Row(engine, "fedavg", 50, batch, outcome))
     if as_json:
         _print_json({"rows": [row.as_dict() for row in rows]})
         return

@@ -145,3 +145,25 @@ def test_kill_nine_at_random_moments_and_resume(tmp_path: Path) -> None:
         process.wait()
     assert kills >= 2
     assert json.loads((folder / "summary.json").read_text(encoding="utf-8"))["model_sha256"] == expected
+
+
+def test_tensorboard_events_are_written_beside_the_metrics(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    command = [
+        sys.executable,
+        "-m",
+        "fedmpdd",
+        "run",
+        "demo",
+        "rounds=3",
+        "clients=20",
+        "codec.m=8",
+        "evaluate_every=2",
+    ]
+    result = subprocess.run(
+        [*command, "--out", str(tmp_path / "run"), "--tensorboard"], capture_output=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    (events,) = (tmp_path / "run" / "tensorboard").iterdir()
+    written = events.read_bytes()
+    assert all(name in written for name in (b"uplink_bytes", b"accuracy", b"loss"))

@@ -1,6 +1,5 @@
 """`fedmpdd bench rounds`: whole rounds per second of the local engine, codec by codec."""
 
-import importlib.util
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -19,7 +18,6 @@ CODECS = (
     "mpdd:m=400:family=hadamard:keys=partitioned",
     "mpdd:m=400:bits=1:family=hadamard:keys=partitioned",
 )
-RIVALS = {"pfl": "pfl-research", "flwr": "Flower's simulation"}
 
 
 @dataclass(frozen=True)
@@ -59,8 +57,3 @@ def run(batch: int = 1, seconds: float = 3.0, data_dir: Path | None = None) -> I
                 times[text].append(time.perf_counter() - start)
     for text in CODECS:
         yield Row("local", text, config.per_round, batch, 1 / median(times[text]))
-
-
-def missing_rivals() -> list[str]:
-    """Return the rival engines that are not installed here."""
-    return [name for module, name in RIVALS.items() if importlib.util.find_spec(module) is None]

@@ -1,6 +1,7 @@
 """What clients do before encoding: local gradients, or the model difference after several local steps."""
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,74 +12,79 @@ from fedmpdd.codecs import DeComFL
 from fedmpdd.data import Dataset
 from fedmpdd.directions import Key, direction
 from fedmpdd.federation.config import RunConfig
+from fedmpdd.federation.workers import Workers
 from fedmpdd.models import FlatModel
 
-CHUNK_BYTES = 256 * 2**20  # per-client activations and gradients of one vectorised call stay about below this
+CHUNK_BYTES = 128 * 2**20  # per-client activations and gradients of one vectorised call stay about below this
+CHUNK_CLIENTS = 25  # and enough calls remain to keep a few threads busy
+
+
+class _Chunk(NamedTuple):
+    """Some of a round's clients, and their minibatches."""
+
+    clients: slice
+    inputs: Tensor
+    labels: Tensor
 
 
 class ClientStep:
     """Minibatch gradients of many clients on one machine."""
 
-    def __init__(self, config: RunConfig, model: FlatModel, dataset: Dataset) -> None:
+    def __init__(self, config: RunConfig, model: FlatModel, dataset: Dataset, workers: Workers) -> None:
         self._config = config
-        self._model = model
+        self._d = model.d
+        self._workers = workers
         self._images = torch.from_numpy(np.ascontiguousarray(dataset.train.images))
         self._labels = torch.from_numpy(dataset.train.labels)
         self._pixels = Pixels(config, dataset)
-        per_client = torch.func.grad_and_value(self._loss)
-        self._vectorised: Any = torch.func.vmap(per_client, in_dims=(None, 0, 0))
-        self._vectorised_models: Any = torch.func.vmap(per_client, in_dims=(0, 0, 0))
-
-    def _loss(self, flat: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
-        return torch.nn.functional.cross_entropy(self._model(flat, inputs), labels)
 
     def __call__(self, flat: Tensor, batches: NDArray[np.int64]) -> tuple[NDArray[np.float32], float]:
         """Return what each client encodes [clients, d] from batches [clients, steps, batch], and the mean loss."""
         if self._config.local_steps > 1:
             return self._differences(flat, batches)
-        gradients = np.empty((len(batches), self._model.d), dtype=np.float32)
+        gradients = np.empty((len(batches), self._d), dtype=np.float32)
         losses = np.empty(len(batches))
-        for begin, end, inputs, labels in self._chunks(batches[:, 0]):
-            if self._config.gradient_method == "vmap":
-                values, loss = self._vectorised(flat, inputs, labels)
-                gradients[begin:end], losses[begin:end] = values.numpy(), loss.numpy()
-            else:
-                self._one_by_one(flat, inputs, labels, gradients[begin:end], losses[begin:end])
-        return gradients, float(losses.mean())
 
-    def _one_by_one(
-        self, flat: Tensor, inputs: Tensor, labels: Tensor, gradients: NDArray[np.float32], losses: NDArray[np.float64]
-    ) -> None:
-        variable = flat.detach().requires_grad_()
-        for i in range(len(inputs)):
-            loss = self._loss(variable, inputs[i], labels[i])
-            (gradient,) = torch.autograd.grad(loss, variable)
-            gradients[i], losses[i] = gradient.numpy(), float(loss.detach())
+        def compute(model: FlatModel, chunk: _Chunk) -> None:
+            gradients[chunk.clients], losses[chunk.clients] = self._gradients(model, flat, chunk)
+
+        self._workers.map(compute, self._chunks(batches[:, 0]))
+        return gradients, float(losses.mean())
 
     def _differences(self, flat: Tensor, batches: NDArray[np.int64]) -> tuple[NDArray[np.float32], float]:
         """x_k − x after several local steps: what the server should subtract."""
         assert self._config.local_lr is not None
-        differences = np.empty((len(batches), self._model.d), dtype=np.float32)
+        differences = np.zeros((len(batches), self._d), dtype=np.float32)
         losses = np.empty(batches.shape[:2])
         for step in range(batches.shape[1]):
-            for begin, end, inputs, labels in self._chunks(batches[:, step]):
-                done = torch.from_numpy(differences[begin:end]) if step else torch.zeros(end - begin, self._model.d)
-                local = flat - done
-                if self._config.gradient_method == "vmap":
-                    gradients, loss = self._vectorised_models(local, inputs, labels)
-                else:
-                    gradients, loss = torch.empty_like(local), torch.empty(len(local))
-                    for i in range(len(local)):
-                        self._one_by_one(
-                            local[i],
-                            inputs[i : i + 1],
-                            labels[i : i + 1],
-                            gradients[i : i + 1].numpy(),
-                            loss[i : i + 1].numpy(),
-                        )
-                losses[begin:end, step] = loss.numpy()
-                differences[begin:end] = (done + self._config.local_lr * gradients).numpy()
+
+            def compute(model: FlatModel, chunk: _Chunk, step: int = step) -> None:
+                own = differences[chunk.clients]
+                local = flat - torch.from_numpy(own)
+                gradients, losses[chunk.clients, step] = self._gradients(model, local, chunk)
+                own += np.float32(self._config.local_lr) * gradients
+
+            self._workers.map(compute, self._chunks(batches[:, step]))
         return differences, float(losses.mean())
+
+    def _gradients(self, model: FlatModel, flat: Tensor, chunk: _Chunk) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Gradients and losses of a chunk, at one model [d] or at one per client [clients, d]."""
+
+        def loss(parameters: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
+            return torch.nn.functional.cross_entropy(model(parameters, inputs), labels)
+
+        own_models = flat.ndim == 2
+        if self._config.gradient_method == "vmap":
+            together = torch.func.vmap(torch.func.grad_and_value(loss), in_dims=(0 if own_models else None, 0, 0))
+            gradients, losses = together(flat, chunk.inputs, chunk.labels)
+            return gradients.numpy(), losses.numpy()
+        rows, values = [], []
+        for i, (inputs, labels) in enumerate(zip(chunk.inputs, chunk.labels, strict=True)):
+            variable = (flat[i] if own_models else flat).detach().requires_grad_()
+            value = loss(variable, inputs, labels)
+            rows.append(torch.autograd.grad(value, variable)[0].numpy())
+            values.append(float(value.detach()))
+        return np.stack(rows), np.array(values)
 
     def loss_differences(
         self, flat: Tensor, batches: NDArray[np.int64], codec: DeComFL, key: Key
@@ -87,29 +93,33 @@ class ClientStep:
 
         All clients move to the same two points, so that their examples go through the network together.
         """
-        rows = batches[:, 0]
-        differences, means = np.empty((len(rows), codec.m)), []
-        with torch.no_grad():
-            for begin, end, inputs, labels in self._chunks(rows):
+        differences, losses = np.empty((len(batches), codec.m)), np.empty(len(batches))
+
+        def compute(model: FlatModel, chunk: _Chunk) -> None:
+            with torch.no_grad():
                 for j in range(codec.m):
-                    step = codec.step * torch.from_numpy(direction(key, codec.m, j, self._model.d))
-                    ahead, behind = (self._client_losses(flat + sign * step, inputs, labels) for sign in (1, -1))
-                    differences[begin:end, j] = (ahead - behind).numpy()
-                means.append(self._client_losses(flat, inputs, labels).numpy())
-        return differences, float(np.concatenate(means).mean())
+                    step = codec.step * torch.from_numpy(direction(key, codec.m, j, self._d))
+                    ahead, behind = (_client_losses(model, flat + sign * step, chunk) for sign in (1, -1))
+                    differences[chunk.clients, j] = (ahead - behind).numpy()
+                losses[chunk.clients] = _client_losses(model, flat, chunk).numpy()
 
-    def _client_losses(self, flat: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
-        clients, batch = labels.shape
-        logits = self._model(flat, inputs.flatten(0, 1)).double()
-        losses = torch.nn.functional.cross_entropy(logits, labels.flatten(), reduction="none")
-        return losses.view(clients, batch).mean(dim=1)
+        self._workers.map(compute, self._chunks(batches[:, 0]))
+        return differences, float(losses.mean())
 
-    def _chunks(self, rows: NDArray[np.int64]) -> Any:
+    def _chunks(self, rows: NDArray[np.int64]) -> Iterator[_Chunk]:
         """Cut the clients into runs that fit memory; the cuts depend on the config alone."""
-        size = max(1, CHUNK_BYTES // (4 * (self._model.d + 64 * int(np.prod(self._images.shape[1:])) * rows.shape[1])))
+        per_client = 4 * (self._d + 64 * int(np.prod(self._images.shape[1:])) * rows.shape[1])
+        size = min(CHUNK_CLIENTS, max(1, CHUNK_BYTES // per_client))
         for begin in range(0, len(rows), size):
             chosen = torch.from_numpy(rows[begin : begin + size])
-            yield begin, begin + len(chosen), self._pixels(self._images[chosen]), self._labels[chosen]
+            yield _Chunk(slice(begin, begin + len(chosen)), self._pixels(self._images[chosen]), self._labels[chosen])
+
+
+def _client_losses(model: FlatModel, flat: Tensor, chunk: _Chunk) -> Tensor:
+    clients, batch = chunk.labels.shape
+    logits = model(flat, chunk.inputs.flatten(0, 1)).double()
+    losses = torch.nn.functional.cross_entropy(logits, chunk.labels.flatten(), reduction="none")
+    return losses.view(clients, batch).mean(dim=1)
 
 
 class Pixels:
@@ -132,19 +142,22 @@ class Pixels:
 class Evaluator:
     """Accuracy and loss on the test examples."""
 
-    def __init__(self, config: RunConfig, model: FlatModel, dataset: Dataset) -> None:
-        self._model = model
+    def __init__(self, config: RunConfig, dataset: Dataset, workers: Workers) -> None:
+        self._workers = workers
         self._images = torch.from_numpy(np.ascontiguousarray(dataset.test.images))
         self._labels = torch.from_numpy(dataset.test.labels)
         self._pixels = Pixels(config, dataset)
 
     def __call__(self, flat: Tensor, batch: int = 500) -> tuple[float, float]:
         """Return (accuracy from 0 to 1, mean loss)."""
-        correct, loss = 0, 0.0
-        with torch.no_grad():
-            for begin in range(0, len(self._labels), batch):
-                logits = self._model(flat, self._pixels(self._images[begin : begin + batch]))
-                labels = self._labels[begin : begin + batch]
-                correct += int((logits.argmax(dim=1) == labels).sum())
-                loss += float(torch.nn.functional.cross_entropy(logits, labels, reduction="sum"))
-        return correct / len(self._labels), loss / len(self._labels)
+
+        def compute(model: FlatModel, begin: int) -> tuple[int, float]:
+            labels = self._labels[begin : begin + batch]
+            with torch.no_grad():
+                logits = model(flat, self._pixels(self._images[begin : begin + batch]))
+                loss = torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
+            return int((logits.argmax(dim=1) == labels).sum()), float(loss)
+
+        results = self._workers.map(compute, range(0, len(self._labels), batch))
+        correct, losses = zip(*results, strict=True)
+        return sum(correct) / len(self._labels), sum(losses) / len(self._labels)

@@ -20,6 +20,7 @@ from fedmpdd.federation import sampling
 from fedmpdd.federation.clients import ClientStep, Evaluator
 from fedmpdd.federation.config import RunConfig
 from fedmpdd.federation.server import ServerStep
+from fedmpdd.federation.workers import Workers
 from fedmpdd.wire import Session
 
 
@@ -62,9 +63,10 @@ class Federation:
         self.feedback = ErrorFeedback(self.codec) if config.codec.error_feedback else None
         self._sessions: dict[Codec, Session] = {}
         self._session_of(self.codec)  # it may refuse the config: better now than in the first round
-        self._client_step = ClientStep(config, self.model, dataset)
+        workers = Workers(self.model)
+        self._client_step = ClientStep(config, self.model, dataset, workers)
         self._server_step = ServerStep(config, self.model.d)
-        self.evaluate = Evaluator(config, self.model, dataset)
+        self.evaluate = Evaluator(config, dataset, workers)
         self.next_round = 0
 
     def run_round(self) -> RoundMetrics:
