@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 import fedmpdd
-from fedmpdd.display import download_progress, messages, readable_bytes, round_display, table
+from fedmpdd.display import comparison_table, download_progress, messages, readable_bytes, round_display, table
 from fedmpdd.errors import ConfigError, FedmpddError, InputError, MissingDependencyError, RunError
 
 app = typer.Typer(
@@ -66,7 +66,7 @@ def demo(
 
     show.check_page(out)
     rows = _compare(show.CONFIG, None, list(show.CODECS), show.TARGET, None, False, None, names=show.CODECS)
-    _print_comparison(rows, show.TARGET, None, as_json, names=show.CODECS)
+    _console(as_json).print(comparison_table(rows, show.TARGET, None, names=show.CODECS))
     show.write_page(rows, out)
     _console(as_json).print(f"page: {out.resolve().as_uri()}")
     if as_json:
@@ -156,30 +156,6 @@ def _compare(
     return rows
 
 
-def _print_comparison(
-    rows: list[Any], target: float | None, budget: int | None, as_json: bool, names: dict[str, str] | None = None
-) -> None:
-    columns = {"codec": "left", "trained": "right", "accuracy": "right"}
-    title = ""
-    if target is not None:
-        title = f"rounds and uplink to {target:.0%} test accuracy, and uplink against the first codec"
-        columns |= {"rounds": "right", "uplink": "right", "against": "right"}
-    if budget is not None:
-        columns |= {f"at {readable_bytes(budget)}": "right"}
-    result = table(title, {**columns, "seconds": "right"})
-    first = rows[0].bytes_to_target if rows else None
-    for row in rows:
-        cells = [(names or {}).get(row.codec, row.codec), str(row.rounds), f"{row.final_accuracy:.1%}"]
-        if target is not None:
-            reached = row.bytes_to_target is not None
-            cells += [str(row.rounds_to_target), readable_bytes(row.bytes_to_target)] if reached else ["–", "–"]
-            cells.append(f"1/{first / row.bytes_to_target:,.1f}" if reached and first else "–")
-        if budget is not None:
-            cells.append("–" if row.accuracy_at_budget is None else f"{row.accuracy_at_budget:.1%}")
-        result.add_row(*cells, f"{row.seconds:.1f}")
-    _console(as_json).print(result)
-
-
 @app.command()
 def compare(
     config: Config,
@@ -197,7 +173,7 @@ def compare(
     if as_json:
         _print_json({"rows": [row.as_dict() for row in rows]})
     else:
-        _print_comparison(rows, target, budget, as_json)
+        _console(as_json).print(comparison_table(rows, target, budget))
 
 
 @app.command()

@@ -77,3 +77,28 @@ def table(title: str, columns: dict[str, str]) -> Table:
     for name, justify in columns.items():
         empty.add_column(name, justify="right" if justify == "right" else "left", no_wrap=justify == "right")
     return empty
+
+
+def comparison_table(
+    rows: list[Any], target: float | None, budget: int | None, names: dict[str, str] | None = None
+) -> Table:
+    """Codecs side by side: what they reached, in how many rounds, with how many bytes."""
+    columns = {"codec": "left", "trained": "right", "accuracy": "right"}
+    title = ""
+    if target is not None:
+        title = f"rounds and uplink to {target:.0%} test accuracy, and uplink against the first codec"
+        columns |= {"rounds": "right", "uplink": "right", "against": "right"}
+    if budget is not None:
+        columns |= {f"at {readable_bytes(budget)}": "right"}
+    result = table(title, {**columns, "seconds": "right"})
+    first = rows[0].bytes_to_target if rows else None
+    for row in rows:
+        cells = [(names or {}).get(row.codec, row.codec), str(row.rounds), f"{row.final_accuracy:.1%}"]
+        if target is not None:
+            reached = row.bytes_to_target is not None
+            cells += [str(row.rounds_to_target), readable_bytes(row.bytes_to_target)] if reached else ["–", "–"]
+            cells.append(f"1/{first / row.bytes_to_target:,.1f}" if reached and first else "–")
+        if budget is not None:
+            cells.append("–" if row.accuracy_at_budget is None else f"{row.accuracy_at_budget:.1%}")
+        result.add_row(*cells, f"{row.seconds:.1f}")
+    return result
