@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 messages = Console(stderr=True, highlight=False, markup=False)
@@ -51,9 +51,9 @@ def round_display() -> Iterator[Any]:
     if not sys.stderr.isatty():
         yield lambda name, total, done=0: Rounds(name, total, done, None)
         return
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.completed}/{task.total}"))
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=16), TextColumn("{task.completed}/{task.total}"))
     with Progress(
-        *columns, TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}"), console=messages
+        *columns, TimeRemainingColumn(), TextColumn("{task.fields[note]}"), console=messages
     ) as live:
         yield lambda name, total, done=0: Rounds(name, total, done, live)
 
