@@ -52,9 +52,7 @@ def round_display() -> Iterator[Any]:
         yield lambda name, total, done=0: Rounds(name, total, done, None)
         return
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=16), TextColumn("{task.completed}/{task.total}"))
-    with Progress(
-        *columns, TimeRemainingColumn(), TextColumn("{task.fields[note]}"), console=messages
-    ) as live:
+    with Progress(*columns, TimeRemainingColumn(), TextColumn("{task.fields[note]}"), console=messages) as live:
         yield lambda name, total, done=0: Rounds(name, total, done, live)
 
 

@@ -305,3 +305,11 @@ def test_updates_are_values() -> None:
     assert len({a, b}) == 1
     assert a != "an update"
     assert isinstance(a, Update)
+
+
+@every_codec
+def test_an_update_of_another_size_is_refused(codec: Codec) -> None:
+    update = codec.encode(gaussian(1, D), [1])[0]
+    cut = Update(codec, D, update.key, (*update.arrays[:-1], update.arrays[-1][:-1]))
+    with pytest.raises(CodecError, match="update 1 has arrays of"):
+        codec.decode_mean([update, cut])

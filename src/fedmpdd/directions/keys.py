@@ -65,8 +65,8 @@ def partitioned_keys(seed: int, clients: int) -> list[Key]:
 
 def first_directions(keys: Sequence[Key], m: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
     """Return the keys as the kernels want them: seeds, and the index of each one's first direction."""
-    seeds = np.array([key.seed for key in keys], dtype=np.uint64)
-    firsts = np.array([key.slot * m for key in keys], dtype=np.uint64)
+    seeds = np.fromiter((key.seed for key in keys), np.uint64, len(keys))
+    firsts = np.fromiter((key.slot * m for key in keys), np.uint64, len(keys))
     return seeds, firsts
 
 
