@@ -150,9 +150,10 @@ def _compare(
                 shown[text] = start((names or {}).get(text, text), loaded.rounds)
             shown[text](metrics.round + 1, metrics.accuracy, uplink, full)
 
-        options = {"target": target, "budget": budget, "stop_at_target": stop, "data_dir": data_dir}
-        for row in run_all(loaded, codecs, on_round=on_round, **options):  # type: ignore[arg-type]
-            rows.append(row)
+        trained = run_all(
+            loaded, codecs, target=target, budget=budget, stop_at_target=stop, data_dir=data_dir, on_round=on_round
+        )
+        rows.extend(trained)
     return rows
 
 

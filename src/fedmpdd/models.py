@@ -98,7 +98,8 @@ class FlatModel:
 
     def __call__(self, flat: Tensor, inputs: Tensor) -> Tensor:
         """Return the logits of inputs."""
-        return torch.func.functional_call(self.module, self.unflatten(flat), (inputs,))  # type: ignore[no-any-return]
+        logits: Tensor = torch.func.functional_call(self.module, self.unflatten(flat), (inputs,))
+        return logits
 
 
 def build(name: str, shape: tuple[int, int, int], classes: int, *, init: str, seed: int) -> tuple[FlatModel, Tensor]:
@@ -138,9 +139,10 @@ def _imported(path: str) -> Callable[..., nn.Module]:
             "or an import path like package.module:Net"
         )
     try:
-        return getattr(importlib.import_module(module), attribute)  # type: ignore[no-any-return]
+        factory: Callable[..., nn.Module] = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"model = {path!r} cannot be imported: {error}") from None
+    return factory
 
 
 def _try(name: str, model: FlatModel, flat: Tensor, shape: tuple[int, int, int], classes: int) -> None:

@@ -131,7 +131,8 @@ def _blas_threads(threads: int) -> AbstractContextManager[object]:
         from threadpoolctl import threadpool_limits
     except ModuleNotFoundError:
         return nullcontext()
-    return threadpool_limits(threads)  # type: ignore[no-any-return]
+    limits: AbstractContextManager[object] = threadpool_limits(threads)
+    return limits
 
 
 def has_torch() -> bool:

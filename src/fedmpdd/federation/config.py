@@ -105,7 +105,7 @@ class RunConfig(BaseModel):
     gradients: Literal["auto", "vmap", "loop"] = "auto"
     partition: PartitionConfig = PartitionConfig()
     server: ServerConfig = ServerConfig()
-    codec: CodecConfig = CodecConfig(m=400)  # type: ignore[call-arg]
+    codec: CodecConfig = Field(default_factory=lambda: CodecConfig.model_validate({"name": "mpdd", "m": 400}))
 
     @model_validator(mode="after")
     def _consistent(self) -> "RunConfig":
