@@ -62,6 +62,7 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """Train on real digits with FedSGD, FedMPDD and one-bit hadamard: under two minutes, no download."""
+    _training()
     from fedmpdd import demo as show
 
     show.check_page(out)
@@ -85,6 +86,8 @@ def run(
 ) -> None:
     """Train once, into a run folder that can be killed and resumed at any moment."""
     runs = _training()
+    if tensorboard:
+        runs.check_tensorboard()
     if resume is not None:
         if config is not None or out is not None:
             raise RunError(f"--resume {resume} goes on with the config of that run; give no CONFIG, changes or --out")
@@ -106,7 +109,11 @@ def run(
             if sink is not None:
                 sink(metrics)
 
-        summary = current.train(on_round)
+        try:
+            summary = current.train(on_round)
+        except KeyboardInterrupt:
+            messages.print(f"stopped; go on with: fedmpdd run --resume {current.folder}", soft_wrap=True)
+            raise
     if as_json:
         _print_json(summary)
         return
@@ -141,7 +148,7 @@ def _compare(
     from fedmpdd.federation.compare import compare as run_all
 
     loaded = load_config(config, overrides)
-    rows = []
+    rows: list[Any] = []
     with round_display() as start:
         shown: dict[str, Any] = {}
 
@@ -169,7 +176,7 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Train the same federation once per codec, and tabulate accuracy, rounds and bytes."""
-    chosen = [text for text in codecs.split(",") if text]
+    chosen = [text.strip() for text in codecs.split(",") if text.strip()]
     rows = _compare(config, overrides, chosen, target, budget, stop_at_target, data_dir)
     if as_json:
         _print_json({"rows": [row.as_dict() for row in rows]})
@@ -188,7 +195,7 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Choose family, m and bits for a number of bytes or an error."""
-    from fedmpdd.federation.plan import dimension, plans
+    from fedmpdd.plan import dimension, plans
 
     size = dimension(d, model)
     rows = plans(size, clients, frame_budget=budget, error=error, alignment=alignment)
@@ -227,18 +234,22 @@ def data_list(data_dir: DataDir = None, as_json: Json = False) -> None:
 
 
 @data_app.command("fetch")
-def data_fetch(name: Annotated[str, typer.Argument(help="A dataset, or all.")], data_dir: DataDir = None) -> None:
+def data_fetch(
+    name: Annotated[str, typer.Argument(help="A dataset, or all.")], data_dir: DataDir = None, as_json: Json = False
+) -> None:
     """Download a dataset from its official mirror, checked by SHA-256."""
     from fedmpdd.data import data_folder, sources_named
     from fedmpdd.data.fetch import fetch
 
     folder = data_folder(data_dir)
+    rows = []
     for source in sources_named(name):
         messages.print(f"{source.name} → {folder}")
         brought = fetch(source, folder, download_progress())
-        messages.print(
-            f"{source.name}: {len(brought)} files brought" if brought else f"{source.name}: nothing to bring"
-        )
+        messages.print(f"{source.name}: {len(brought)} files brought")
+        rows.append({"dataset": source.name, "brought": [str(path) for path in brought]})
+    if as_json:
+        _print_json({"folder": str(folder), "rows": rows})
 
 
 @data_app.command("check")
@@ -332,3 +343,6 @@ def main() -> None:
     except FedmpddError as error:
         messages.print(f"error: {error}", soft_wrap=True)
         sys.exit(2 if isinstance(error, InputError) else 1)
+    except OSError as error:  # a full disk, a folder that went away
+        messages.print(f"failed: {error}", soft_wrap=True)
+        sys.exit(1)

@@ -91,7 +91,8 @@ def comparison_table(
     result = table(title, {**columns, "seconds": "right"})
     first = rows[0].bytes_to_target if rows else None
     for row in rows:
-        cells = [(names or {}).get(row.codec, row.codec), str(row.rounds), f"{row.final_accuracy:.1%}"]
+        accuracy = "–" if row.final_accuracy is None else f"{row.final_accuracy:.1%}"
+        cells = [(names or {}).get(row.codec, row.codec), str(row.rounds), accuracy]
         if target is not None:
             reached = row.bytes_to_target is not None
             cells += [str(row.rounds_to_target), readable_bytes(row.bytes_to_target)] if reached else ["–", "–"]
@@ -99,4 +100,6 @@ def comparison_table(
         if budget is not None:
             cells.append("–" if row.accuracy_at_budget is None else f"{row.accuracy_at_budget:.1%}")
         result.add_row(*cells, f"{row.seconds:.1f}")
+        if row.error is not None:
+            result.add_row(f"  stopped: {row.error}")
     return result

@@ -110,7 +110,7 @@ def build(name: str, shape: tuple[int, int, int], classes: int, *, init: str, se
     state = torch.random.get_rng_state()
     try:
         torch.manual_seed(seed)
-        module = MODELS[name](shape, classes) if name in MODELS else _imported(name)()
+        module = MODELS[name](shape, classes) if name in MODELS else _made(name)
         if not isinstance(module, nn.Module):
             raise ConfigError(f"model = {name!r} gives a {type(module).__name__}; expected a torch.nn.Module")
         if init == "uniform":
@@ -124,7 +124,10 @@ def build(name: str, shape: tuple[int, int, int], classes: int, *, init: str, se
             "only: use group or layer norm instead"
         )
     module = module.float().eval()
-    names, values = zip(*((name, value.detach()) for name, value in module.named_parameters()), strict=True)
+    parameters = [(key, value.detach()) for key, value in module.named_parameters()]
+    if not parameters:
+        raise ConfigError(f"model = {name!r} has no parameters; there is nothing to train")
+    names, values = zip(*parameters, strict=True)
     flat = torch.cat([value.reshape(-1) for value in values]).contiguous()
     model = FlatModel(module.requires_grad_(False), names, tuple(value.shape for value in values))
     _try(name, model, flat, shape, classes)
@@ -140,16 +143,27 @@ def _imported(path: str) -> Callable[..., nn.Module]:
         )
     try:
         factory: Callable[..., nn.Module] = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"model = {path!r} cannot be imported: {error}") from None
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"model = {path!r} cannot be imported: {error}; a module of your own must be on PYTHONPATH"
+        ) from None
     return factory
+
+
+def _made(path: str) -> nn.Module:
+    factory = _imported(path)
+    try:
+        return factory()
+    except Exception as error:
+        # Somebody else's code: whatever it raises, it is this key of the config that must change.
+        raise ConfigError(f"model = {path!r} cannot be made without arguments: {error}") from None
 
 
 def _try(name: str, model: FlatModel, flat: Tensor, shape: tuple[int, int, int], classes: int) -> None:
     """Find out before the first round whether the model takes these images and gives these classes."""
     try:
         logits = model(flat, torch.zeros(2, *shape))
-    except RuntimeError as error:
+    except Exception as error:  # likewise
         raise ConfigError(f"model = {name!r} does not take images of shape {list(shape)}: {error}") from None
     if logits.shape != (2, classes):
         raise ConfigError(f"model = {name!r} gives {list(logits.shape)} for two images; expected [2, {classes}]")

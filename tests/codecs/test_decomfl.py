@@ -30,7 +30,9 @@ def test_four_bytes_a_scalar() -> None:
     assert DeComFL(m=10).bytes_per_update(10**6) == 40
 
 
-@pytest.mark.parametrize(("field", "value"), [("m", 0), ("log2_step", -1), ("log2_step", 31), ("log2_step", 0.5)])
+@pytest.mark.parametrize(
+    ("field", "value"), [("m", 0), ("log2_step", -1), ("log2_step", 21), ("log2_step", True), ("log2_step", 0.5)]
+)
 def test_parameters_that_no_codec_has(field: str, value: Any) -> None:
     with pytest.raises(CodecError, match=field):
         DeComFL(**{field: value})

@@ -2,7 +2,7 @@ import pytest
 
 from fedmpdd.codecs import MPDD
 from fedmpdd.errors import ConfigError
-from fedmpdd.federation import parse_config
+from fedmpdd.federation import load_config, parse_config
 from fedmpdd.federation.compare import codec_config, compare
 from tests.federation.test_engine import BASE
 
@@ -42,6 +42,23 @@ def test_everything_is_checked_before_the_first_round() -> None:
     rounds = []
     with pytest.raises(ConfigError, match="m = 0"):
         list(compare(CONFIG, ["mpdd:m=4", "mpdd:m=0"], on_round=lambda *seen: rounds.append(seen)))
+    with pytest.raises(ConfigError, match="must not exceed d"):
+        list(compare(CONFIG, ["mpdd:m=4", "mpdd:m=9000:family=hadamard"], on_round=lambda *seen: rounds.append(seen)))
     assert rounds == []
+    with pytest.raises(ConfigError, match="needs a --target"):
+        list(compare(CONFIG, ["mpdd:m=4"], stop_at_target=True))
     with pytest.raises(ConfigError, match="nothing to compare"):
         list(compare(CONFIG, []))
+
+
+def test_a_codec_that_fails_does_not_take_the_others_along() -> None:
+    config = parse_config({**BASE, "rounds": 8, "evaluate_every": 2, "lr": 1e37})
+    failed, sound = compare(config, ["mpdd:m=4", "laplace:noise=0.1"])
+    assert failed.error is not None
+    assert "finite" in failed.error or "too large" in failed.error
+    assert sound.codec.startswith("laplace")
+
+
+def test_order_of_overrides_does_not_matter_for_the_codec() -> None:
+    config = load_config("demo", ["codec.bits=1", "codec.name=mpdd", "codec.m=40"])
+    assert config.codec.build() == MPDD(40, bits=1)

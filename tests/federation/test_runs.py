@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fedmpdd.errors import RunError
-from fedmpdd.federation import parse_config
+from fedmpdd.federation import parse_config, runs
 from fedmpdd.federation.runs import Run, free_folder, read_metrics
 from tests.federation.test_engine import BASE
 
@@ -23,7 +23,7 @@ CONFIG = parse_config(
 
 
 def run_folder(path: Path) -> dict[str, Any]:
-    return {file.name: file.read_bytes() for file in path.iterdir()}
+    return {file.name: file.read_bytes() for file in path.iterdir() if file.name != ".lock"}
 
 
 def test_a_run_leaves_what_it_promises(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_torn_last_line_is_dropped_and_a_damaged_one_is_named(tmp_path: Path) 
     with pytest.raises(RunError, match="line 4 is damaged"):
         Run.resume(folder)
     (folder / "metrics.jsonl").write_text("".join(lines.splitlines(keepends=True)[:4]), encoding="utf-8")
-    with pytest.raises(RunError, match="4 of the 12 rounds"):
+    with pytest.raises(RunError, match="does not hold rounds 0 to 11"):
         Run.resume(folder)
 
 
@@ -103,6 +103,50 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run" / "config.json").write_text(json.dumps(config), encoding="utf-8")
     with pytest.raises(RunError, match="of another model"):
         Run.resume(tmp_path / "run")
+
+
+def test_only_one_process_trains_in_a_folder(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", CONFIG)
+    with pytest.raises(RunError, match="in use by another process"):
+        Run.resume(tmp_path / "run")
+    summary = run.train()
+    del run
+    assert Run.resume(tmp_path / "run").train() == summary
+
+
+def test_a_kill_while_the_folder_is_made_leaves_nothing_in_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runs, "write_json", killed)
+    with pytest.raises(KeyboardInterrupt):
+        Run.create(tmp_path / "run", CONFIG)
+    monkeypatch.undo()
+    assert not (tmp_path / "run").exists()
+    assert Run.create(tmp_path / "run", CONFIG).train()["rounds"] == 12
+
+
+def test_metrics_that_were_changed_are_noticed(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    Run.create(folder, CONFIG).train()
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    for changed in (lines[:3] + lines[2:3] + lines[4:], ["{}\n", *lines[1:]], ["5\n", *lines[1:]]):
+        (folder / "metrics.jsonl").write_text("".join(changed), encoding="utf-8")
+        with pytest.raises(RunError, match=r"does not hold|is damaged"):
+            Run.resume(folder)
+    (folder / "metrics.jsonl").write_text("".join(lines), encoding="utf-8")
+    (folder / "environment.json").write_text("{", encoding="utf-8")
+    with pytest.raises(RunError, match=r"environment\.json is damaged"):
+        Run.resume(folder).train()
+
+
+def test_a_round_without_answers_is_json(tmp_path: Path) -> None:
+    config = parse_config({**BASE, "clients": 2, "dropout": 0.9, "rounds": 8})
+    Run.create(tmp_path / "run", config).train()
+    rows = list(read_metrics(tmp_path / "run"))
+    assert any(row["clients"] == 0 and row["loss"] is None for row in rows)
 
 
 def test_free_folders_are_numbered(tmp_path: Path) -> None:

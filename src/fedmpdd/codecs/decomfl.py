@@ -36,8 +36,9 @@ class DeComFL(Codec):
 
     def __post_init__(self) -> None:
         check_count("m", self.m, "directions")
-        if not isinstance(self.log2_step, int) or not 0 <= self.log2_step <= 30:
-            raise CodecError(f"log2_step = {self.log2_step!r} is not a step 2^−it: expected an integer from 0 to 30")
+        integer = isinstance(self.log2_step, int) and not isinstance(self.log2_step, bool)
+        if not integer or not 0 <= self.log2_step <= 20:  # below 2^−20 float32 parameters hardly move
+            raise CodecError(f"log2_step = {self.log2_step!r} is not a step 2^−it: expected an integer from 0 to 20")
 
     @property
     def step(self) -> float:

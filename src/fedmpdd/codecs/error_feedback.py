@@ -72,6 +72,10 @@ class ErrorFeedback:
                     f"the memory of client {client} has d = {self._memory[client].size}, its gradient {d}; "
                     "a new model needs a new ErrorFeedback"
                 )
+        self.check(d)
+
+    def check(self, d: int) -> None:
+        """Raise CodecError if memories of d coordinates would grow without bound."""
         lost = None if self.codec.variance_is_bound else self.codec.variance(d)
         if lost is not None and lost >= 1:
             raise CodecError(

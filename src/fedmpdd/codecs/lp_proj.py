@@ -69,7 +69,8 @@ class LpProj(Codec):
             for rows, matrix in _matrix(self.size, gradients.shape[1]):
                 # Client by client: one product of all would round differently with the number of clients.
                 for client, gradient in enumerate(gradients):
-                    scalars[client, rows] = matrix @ gradient
+                    # einsum, not @: BLAS would round differently with its number of threads.
+                    scalars[client, rows] = np.einsum("rd,d->r", matrix, gradient)
         return [(row,) for row in as_float32(scalars, "a projection")]
 
     def _decode_sum(self, updates: Sequence[Update], factors: NDArray[np.float64], d: int) -> Float32:
@@ -80,7 +81,7 @@ class LpProj(Codec):
         out = np.zeros(d, dtype=np.float32)
         with np.errstate(over="ignore", invalid="ignore"):  # scalars from outside may be as large as float32 goes
             for rows, matrix in _matrix(self.size, d):
-                out += scalars[rows] @ matrix
+                out += np.einsum("r,rd->d", scalars[rows], matrix)
         return out
 
 
@@ -93,5 +94,5 @@ def _matrix(size: int, d: int) -> Iterator[tuple[slice, Float32]]:
         for r, row in enumerate(matrix, start):
             generator = np.random.Generator(np.random.Philox(key=np.array([MATRIX_SEED, r], dtype=np.uint64)))
             generator.standard_normal(out=row, dtype=np.float32)
-            row /= np.float32(np.linalg.norm(row))
+            row /= np.float32(np.sqrt(np.square(row, dtype=np.float64).sum()))
         yield rows, matrix

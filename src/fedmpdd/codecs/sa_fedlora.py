@@ -1,8 +1,8 @@
 """SA-FedLora: low-rank factors of each layer's update, the rank shrinking over the rounds.
 
 The schedule of the original is not public. Ours: `warmup` rounds of whole gradients, then rank · cooling^k, rounded,
-never below `smallest`. The factors are the best this form allows up to one power iteration (Q = orth(G Aᵀ) for a fixed
-random A, then Qᵀ G), where the original trains them for some local steps.
+never below `smallest`. The factors are the best this form allows up to one power iteration (Q = orth(G A) for a fixed
+random A, Q again from G Gᵀ Q, then Qᵀ G), where the original trains them for some local steps.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,9 @@ class SAFedLora(Codec):
     def __post_init__(self) -> None:
         check_count("rank", self.rank, "columns of a factor")
         check_count("smallest", self.smallest, "columns of a factor")
-        if not 0 < self.cooling <= 1 or self.warmup < 0 or self.smallest > self.rank:
+        whole = isinstance(self.warmup, int) and not isinstance(self.warmup, bool)
+        number = isinstance(self.cooling, int | float)
+        if not (whole and number) or not 0 < self.cooling <= 1 or self.warmup < 0 or self.smallest > self.rank:
             raise CodecError(
                 f"cooling = {self.cooling}, warmup = {self.warmup}, smallest = {self.smallest}: expected a cooling "
                 f"above 0 and at most 1, a warmup of at least 0, and smallest at most rank = {self.rank}"
@@ -108,6 +110,7 @@ class SAFedLora(Codec):
                 matrix = layer.reshape(rows, columns)
                 start = np.random.default_rng([_START_SEED, number]).standard_normal((columns, rank))
                 left, _ = np.linalg.qr(matrix @ start)
+                left, _ = np.linalg.qr(matrix @ (matrix.T @ left))
                 layer = np.concatenate([left.reshape(-1), (left.T @ matrix).reshape(-1)])
             parts.append(layer)
         return as_float32(np.concatenate(parts), "a factor")

@@ -49,9 +49,8 @@ class Source:
     name: str
     load: Callable[[Path], Dataset]
     files: tuple[RemoteFile, ...] = ()
-    find: Callable[[Path], list[Path]] | None = (
-        None  # the files that `load` would read, in whatever form they are there
-    )
+    find: Callable[[Path], list[Path]] | None = None  # the files that `load` would read, in whatever form they are
+    parts: int = 0  # how many of them there must be
 
 
 def data_folder(given: Path | None = None) -> Path:

@@ -92,4 +92,5 @@ SOURCE = Source(
         ),
     ),
     find,
+    len(BATCHES),
 )

@@ -21,11 +21,15 @@ def fetch(source: Source, folder: Path, progress: Callable[[str, int, int | None
     brought = []
     for file in source.files:
         path = folder / file.path
-        if path.is_file() and sha256_of(path) == file.sha256:
+        if not (path.is_file() and sha256_of(path) == file.sha256):
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise DataError(f"{path.parent} cannot be made: {error}; choose another --data-dir") from None
+            _download(file, path, progress)
+            brought.append(path)
+        elif not path.name.endswith(".tar.gz") or (source.find and len(source.find(folder)) == source.parts):
             continue
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _download(file, path, progress)
-        brought.append(path)
         if path.name.endswith(".tar.gz"):
             _extract(path)
     return brought
@@ -64,7 +68,7 @@ def _extract(path: Path) -> None:
         archive.extractall(work, filter="data")
         for entry in Path(work).iterdir():
             target = path.parent / entry.name
-            if target.exists():
+            if target.is_dir():
                 shutil.rmtree(target)
             entry.replace(target)
 

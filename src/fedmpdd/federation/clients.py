@@ -11,6 +11,7 @@ from torch import Tensor
 from fedmpdd.codecs import DeComFL
 from fedmpdd.data import Dataset
 from fedmpdd.directions import Key, direction
+from fedmpdd.errors import ConfigError
 from fedmpdd.federation.config import RunConfig
 from fedmpdd.federation.workers import Workers
 from fedmpdd.models import FlatModel
@@ -50,6 +51,18 @@ class ClientStep:
 
         self._workers.map(compute, self._chunks(batches[:, 0]))
         return gradients, float(losses.mean())
+
+    def check(self, flat: Tensor) -> None:
+        """Raise ConfigError if gradients of this model cannot be taken the way the config says."""
+        inputs = self._pixels(self._images[:2]).unsqueeze(1)
+        chunk = _Chunk(slice(0, len(inputs)), inputs, self._labels[:2].unsqueeze(1))
+        try:
+            self._workers.map(lambda model, one: self._gradients(model, flat, one), [chunk])
+        except Exception as error:  # somebody else's model
+            raise ConfigError(
+                f"gradients = {self._config.gradients!r}: the model cannot be differentiated so: {error}; "
+                'try gradients = "loop"'
+            ) from None
 
     def _differences(self, flat: Tensor, batches: NDArray[np.int64]) -> tuple[NDArray[np.float32], float]:
         """x_k − x after several local steps: what the server should subtract."""

@@ -6,14 +6,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fedmpdd.errors import ConfigError
+from fedmpdd.data import load
+from fedmpdd.errors import ConfigError, InputError
 from fedmpdd.federation.config import RunConfig, apply_overrides, parse_config
-from fedmpdd.federation.engine import RoundMetrics, make_federation
+from fedmpdd.federation.engine import RoundMetrics, federation_of
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """How one codec did. None where the target or the budget was not reached."""
+    """How one codec did. None where the target was not reached, or the first evaluation was over the budget already."""
 
     codec: str
     bytes_to_target: int | None
@@ -24,6 +25,7 @@ class Comparison:
     uplink_bytes: int
     seconds: float
     history: tuple[tuple[int, int, float], ...] = ()  # (rounds, uplink bytes, accuracy) at each evaluation
+    error: str | None = None  # why it stopped early, if it did
 
     def as_dict(self) -> dict[str, Any]:
         """Return the row as it stands in the JSON document."""
@@ -32,10 +34,9 @@ class Comparison:
 
 def codec_config(config: RunConfig, text: str) -> RunConfig:
     """Return the config with the codec that a text like `mpdd:m=400:bits=1` or `fedsgd` describes."""
-    name, *parameters = text.split(":")
+    name, *parameters = text.strip().split(":")
     values = config.model_dump(mode="json")
-    keys = values["codec"].get("keys", "sent")
-    values["codec"] = {"keys": keys}
+    values["codec"] = {key: values["codec"][key] for key in ("keys", "error_feedback")}
     return parse_config(apply_overrides(values, [f"codec.name={name}", *(f"codec.{p}" for p in parameters)]))
 
 
@@ -52,16 +53,24 @@ def compare(
     """Train the federation of `config` once per codec."""
     if not codecs:
         raise ConfigError("there is nothing to compare; name codecs, like --codecs fedsgd,mpdd:m=400")
-    configs = [(text, codec_config(config, text)) for text in codecs]  # all checked before the first one runs
-    for text, own in configs:
+    if stop_at_target and target is None:
+        raise ConfigError("--stop-at-target needs a --target to stop at")
+    dataset = load(config.dataset, data_dir)
+    # All are built before the first one is trained: a codec that does not fit the model is refused now.
+    federations = [(text, federation_of(codec_config(config, text), dataset)) for text in codecs]
+    for text, federation in federations:
         start = time.perf_counter()
-        federation = make_federation(own, data_dir)
         uplink, full = 0, 0
         history: list[tuple[int, int, float]] = []
         reached: tuple[int, int] | None = None
         at_budget: float | None = None
-        while federation.next_round < own.rounds:
-            metrics = federation.run_round()
+        trouble: str | None = None
+        while federation.next_round < federation.config.rounds:
+            try:
+                metrics = federation.run_round()
+            except InputError as error:  # it diverged, say: the others still count
+                trouble = str(error)
+                break
             uplink += metrics.uplink_bytes
             full += metrics.clients * 4 * federation.model.d
             if metrics.accuracy is not None:
@@ -85,4 +94,5 @@ def compare(
             uplink_bytes=uplink,
             seconds=time.perf_counter() - start,
             history=tuple(history),
+            error=trouble,
         )

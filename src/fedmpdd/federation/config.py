@@ -1,5 +1,6 @@
 """What a run is: one TOML file, checked key by key."""
 
+import math
 import tomllib
 from dataclasses import fields
 from importlib.resources import files
@@ -12,7 +13,7 @@ from fedmpdd.codecs import CODECS, Codec
 from fedmpdd.data import DATASETS, PartitionKind
 from fedmpdd.errors import ConfigError, InputError
 
-_STRICT = ConfigDict(extra="forbid", frozen=True, strict=False, allow_inf_nan=False)
+_STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class PartitionConfig(BaseModel):
@@ -20,7 +21,7 @@ class PartitionConfig(BaseModel):
 
     model_config = _STRICT
 
-    kind: PartitionKind = PartitionKind.IID
+    kind: PartitionKind = Field(default=PartitionKind.IID, strict=False)  # a word in TOML
     seed: int = Field(default=2024, ge=0, lt=2**63)
     classes_per_client: int = Field(default=2, ge=1)
     alpha: float = Field(default=0.5, gt=0)
@@ -123,6 +124,8 @@ class RunConfig(BaseModel):
             )
         if self.local_steps > 1 and self.local_lr is None:
             raise ValueError("local_steps above 1 needs local_lr, the step size on the client")
+        if self.local_steps > 1 and self.codec.build().from_losses:
+            raise ValueError(f"{self.codec.name} sends differences of losses at one model; local_steps must be 1")
         if self.local_lr is not None and self.local_steps == 1:
             raise ValueError("local_lr is for local_steps above 1; with one step clients send gradients")
         return self
@@ -132,7 +135,8 @@ class RunConfig(BaseModel):
         """How many clients take part in a round: βN of the paper."""
         if self.clients_per_round is not None:
             return self.clients_per_round
-        return int((1.0 if self.participation is None else self.participation) * self.clients)
+        # 0.29 · 100 is 28.999… in floating point, and is meant to be 29.
+        return math.floor((1.0 if self.participation is None else self.participation) * self.clients + 1e-9)
 
     @property
     def gradient_method(self) -> Literal["vmap", "loop"]:
@@ -163,7 +167,10 @@ def load_config(source: str, overrides: list[str] | None = None) -> RunConfig:
     if source in shipped:
         text = shipped[source]
     elif path.is_file():
-        text = path.read_text(encoding="utf-8")
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{source} cannot be read as text: {error}") from None
     else:
         raise ConfigError(f"config {source!r} is neither a file nor one of the shipped ones: {', '.join(shipped)}")
     try:
@@ -175,13 +182,16 @@ def load_config(source: str, overrides: list[str] | None = None) -> RunConfig:
 
 def apply_overrides(values: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
     """Return a config's table with `key=value` changes, keys of inner tables written with dots."""
-    for override in overrides:
+    # A codec's name first: it clears the parameters of the one before.
+    for override in sorted(overrides, key=lambda text: not text.startswith("codec.name=")):
         _apply(values, override)
     return values
 
 
 def parse_config(values: dict[str, Any]) -> RunConfig:
     """Check a config that is already a table."""
+    if not isinstance(values, dict):
+        raise ConfigError(f"a config is a table of keys, got {values!r}")
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:

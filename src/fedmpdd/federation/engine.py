@@ -1,5 +1,6 @@
 """The local engine: all clients of a federation in one process, rounds exactly as Algorithm 2 of the paper."""
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,8 +15,8 @@ from torch import Tensor
 from fedmpdd import models
 from fedmpdd.codecs import Codec, DeComFL, ErrorFeedback, Update
 from fedmpdd.data import Dataset, Partition, load, make_partition
-from fedmpdd.directions import Key
-from fedmpdd.errors import ConfigError, RunError
+from fedmpdd.directions import Key, backend
+from fedmpdd.errors import CodecError, ConfigError, RunError
 from fedmpdd.federation import sampling
 from fedmpdd.federation.clients import ClientStep, Evaluator
 from fedmpdd.federation.config import RunConfig
@@ -29,7 +30,7 @@ class RoundMetrics:
     """What one round did. Bytes are of this round alone, summed over its clients."""
 
     round: int
-    loss: float
+    loss: float | None  # None where no client answered, or where it is not finite
     clients: int
     uplink_bytes: int  # whole compact frames
     payload_bytes: int  # scale and scalars alone, as the paper counts
@@ -41,8 +42,9 @@ class RoundMetrics:
     test_loss: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the metrics as they stand in the run's file."""
-        return asdict(self)
+        """Return the metrics as they stand in the run's file; JSON knows no NaN."""
+        values = asdict(self)
+        return {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()}
 
 
 class Federation:
@@ -62,12 +64,19 @@ class Federation:
         self.codec = config.codec.build().for_shapes([tuple(shape) for shape in self.model.shapes])
         self.feedback = ErrorFeedback(self.codec) if config.codec.error_feedback else None
         self._sessions: dict[Codec, Session] = {}
-        self._session_of(self.codec)  # it may refuse the config: better now than in the first round
+        # Whatever refuses the config, better now than in the first round.
+        self._session_of(self.codec)
+        if self.feedback is not None:
+            try:
+                self.feedback.check(self.model.d)
+            except CodecError as error:
+                raise ConfigError(f"codec.error_feedback: {error}") from None
         workers = Workers(self.model)
         self._client_step = ClientStep(config, self.model, dataset, workers)
         self._server_step = ServerStep(config, self.model.d)
         self.evaluate = Evaluator(config, dataset, workers)
         self.next_round = 0
+        self._client_step.check(self.flat)
 
     def run_round(self) -> RoundMetrics:
         """Run one round (Algorithm 2, lines 3 to 22)."""
@@ -80,7 +89,7 @@ class Federation:
             present, keys = clients[answering], [key for key, here in zip(keys, answering, strict=True) if here]
             examples = [self._examples_of(int(client)) for client in present]
             start = clock()
-            loss = float("nan")
+            loss: float | None = None
             gradient_done = encode_done = decode_done = start
             uplink = payload = 0
             if len(present):
@@ -140,8 +149,12 @@ class Federation:
         return (k + 1) % self.config.evaluate_every == 0 or k + 1 == self.config.rounds
 
     def check_batch(self) -> None:
-        """Raise now what the first round would raise if a client of it held too few examples."""
-        for client in sampling.sample_clients(self.config, 0):
+        """Raise now what a later round would raise if a client held too few examples.
+
+        All clients are looked at where that takes no time, else those of the first round.
+        """
+        few = self.config.clients <= 10_000
+        for client in range(self.config.clients) if few else sampling.sample_clients(self.config, 0):
             self._examples_of(int(client))
 
     def _examples_of(self, client: int) -> Any:
@@ -167,7 +180,7 @@ class Federation:
         memories = {name: state[name] for name in state if name.startswith("feedback.")}
         expected = {"model", *(f"server.{name}" for name in self._server_step.state), *memories}
         wrong = set(state) != expected or (memories and self.feedback is None)
-        if wrong or any(value.shape != self.flat.shape for value in state.values()):
+        if wrong or any((v.shape, v.dtype) != (self.flat.shape, self.flat.dtype) for v in state.values()):
             raise RunError(
                 "the checkpoint is of another model, server or codec; resume with the config that it was made with"
             )
@@ -183,7 +196,12 @@ class Federation:
 
 def make_federation(config: RunConfig, data_dir: Path | None = None) -> Federation:
     """Load the data of a config, deal it out, and build its federation."""
-    dataset = load(config.dataset, data_dir)
+    return federation_of(config, load(config.dataset, data_dir))
+
+
+def federation_of(config: RunConfig, dataset: Dataset) -> Federation:
+    """Deal out a dataset and build the federation of a config."""
+    backend()  # wrong settings of the kernels are bad input too
     p = config.partition
     partition = make_partition(
         dataset.train.labels,

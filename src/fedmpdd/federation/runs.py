@@ -5,16 +5,19 @@
     RUN/metrics.jsonl            one line per round
     RUN/checkpoint.safetensors   model and server state after some round
     RUN/summary.json             written when the run is done
+    RUN/.lock                    held by the process that trains
 
 Files appear whole or not at all: they are written beside and renamed. Since every random choice follows from (seed,
 round, client), a checkpoint needs no more than vectors and a number, and a resumed run ends in the same bits.
 """
 
 import hashlib
+import importlib.util
 import json
 import os
 import platform
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -27,12 +30,14 @@ from torch import Tensor
 
 import fedmpdd
 from fedmpdd.directions import backend
-from fedmpdd.errors import MissingDependencyError, RunError
+from fedmpdd.errors import ConfigError, MissingDependencyError, RunError
 from fedmpdd.federation.config import RunConfig, parse_config
 from fedmpdd.federation.engine import Federation, RoundMetrics, make_federation
 
 CONFIG, ENVIRONMENT, METRICS = "config.json", "environment.json", "metrics.jsonl"
-CHECKPOINT, SUMMARY = "checkpoint.safetensors", "summary.json"
+CHECKPOINT, SUMMARY, LOCK = "checkpoint.safetensors", "summary.json", ".lock"
+
+_COUNTED = {"round", "clients", "uplink_bytes", "payload_bytes", "downlink_bytes", "accuracy"}
 
 OnRound = Callable[[RoundMetrics, "Run"], None]
 
@@ -44,6 +49,43 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     with partial.open("rb+") as file:
         os.fsync(file.fileno())
     partial.replace(path)
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """A rename survives a power cut only once its folder is on the disk."""
+    if os.name == "posix":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+class FolderLock:
+    """Takes a folder for this process as long as it lives: two trainings in one folder would ruin it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._handle: int | None = None
+        try:
+            import fcntl
+        except ModuleNotFoundError:  # not a Unix: nothing to lock with
+            return
+        self._handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise RunError(f"{folder} is in use by another process; wait for it, or stop it first") from None
+
+    def __del__(self) -> None:
+        if self._handle is not None:
+            os.close(self._handle)
 
 
 def write_json(path: Path, document: Any) -> None:
@@ -63,8 +105,9 @@ def model_sha256(flat: Tensor) -> str:
 class Run:
     """One training in one folder."""
 
-    def __init__(self, folder: Path, config: RunConfig, federation: Federation) -> None:
+    def __init__(self, folder: Path, config: RunConfig, federation: Federation, lock: FolderLock | None = None) -> None:
         self.folder = folder
+        self._lock = lock or FolderLock(folder)
         self.config = config
         self.federation = federation
         self.uplink_bytes = self.downlink_bytes = self.payload_bytes = self.updates = 0
@@ -78,25 +121,32 @@ class Run:
                 f"{folder} exists already; choose another --out, or go on with it: fedmpdd run --resume {folder}"
             )
         federation = make_federation(config, data_dir)  # before anything is written: it may refuse the config
+        # The folder appears with its config in it: a kill in between leaves nothing that looks like a run.
         try:
-            folder.mkdir(parents=True)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as made:
+                write_json(Path(made) / CONFIG, config.model_dump(mode="json"))
+                Path(made).chmod(0o777 & ~_umask())
+                Path(made).rename(folder)
+                Path(made).mkdir()  # for the context to remove
         except OSError as error:
-            raise RunError(f"{folder} cannot be made: {error.strerror}; choose another --out") from None
-        write_json(folder / CONFIG, config.model_dump(mode="json"))
+            raise RunError(f"{folder} cannot be made: {error}; choose another --out") from None
+        _sync_folder(folder.parent)
         return cls(folder, config, federation)
 
     @classmethod
     def resume(cls, folder: Path, data_dir: Path | None = None) -> "Run":
         """Open a run folder where its last checkpoint left it."""
         config = read_config(folder)
-        run = cls(folder, config, make_federation(config, data_dir))
+        lock = FolderLock(folder)
+        run = cls(folder, config, make_federation(config, data_dir), lock)
         if (folder / CHECKPOINT).is_file():
             run.federation.load_state(*_read_checkpoint(folder / CHECKPOINT))
         done = run.federation.next_round
         rows = [row for row in read_metrics(folder) if row["round"] < done]
-        if len(rows) != done:
+        if [row["round"] for row in rows] != list(range(done)):
             raise RunError(
-                f"{folder / METRICS} has {len(rows)} of the {done} rounds before the checkpoint: it was changed"
+                f"{folder / METRICS} does not hold rounds 0 to {done - 1}, those before the checkpoint: it was changed"
             )
         write_atomically(
             folder / METRICS, lambda partial: _write_text(partial, "".join(json.dumps(row) + "\n" for row in rows))
@@ -112,7 +162,7 @@ class Run:
             while self.federation.next_round < self.config.rounds:
                 metrics = self.federation.run_round()
                 self._count(metrics.as_dict())
-                lines.write(json.dumps(metrics.as_dict()) + "\n")
+                lines.write(json.dumps(metrics.as_dict(), allow_nan=False) + "\n")
                 if self.federation.next_round % self.config.checkpoint_every == 0:
                     # Lines first: a checkpoint never speaks of a round whose line could be lost.
                     lines.flush()
@@ -149,11 +199,17 @@ class Run:
     def _checkpoint(self) -> None:
         tensors = {name: value.contiguous() for name, value in self.federation.state().items()}
         metadata = {"next_round": str(self.federation.next_round)}
-        write_atomically(self.folder / CHECKPOINT, lambda partial: save_file(tensors, partial, metadata=metadata))
+        try:
+            write_atomically(self.folder / CHECKPOINT, lambda partial: save_file(tensors, partial, metadata=metadata))
+        except SafetensorError as error:  # the disk is full, say
+            raise OSError(f"{self.folder / CHECKPOINT} cannot be written: {error}") from None
 
     def _note_environment(self) -> None:
         path = self.folder / ENVIRONMENT
-        starts = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+        try:
+            starts = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+        except (OSError, ValueError) as error:
+            raise RunError(f"{path} is damaged: {error}; delete it and resume") from None
         write_json(path, [*starts, {"from_round": self.federation.next_round, **environment()}])
 
 
@@ -166,12 +222,16 @@ def free_folder(config: str, below: Path = Path("runs")) -> Path:
     return folder
 
 
+def check_tensorboard() -> None:
+    """Raise MissingDependencyError before a run starts, not after."""
+    if importlib.util.find_spec("tensorboard") is None:
+        raise MissingDependencyError("--tensorboard needs the package tensorboard; pip install tensorboard")
+
+
 def tensorboard_sink(folder: Path) -> Callable[[RoundMetrics], None]:
     """Return a function that writes the metrics of a round as TensorBoard events below the run folder."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ModuleNotFoundError:
-        raise MissingDependencyError("--tensorboard needs the package tensorboard; pip install tensorboard") from None
+    from torch.utils.tensorboard import SummaryWriter
+
     writer = SummaryWriter(str(folder / "tensorboard"))
 
     def write(metrics: RoundMetrics) -> None:
@@ -207,11 +267,13 @@ def read_config(folder: Path) -> RunConfig:
     """Return the resolved config of a run folder."""
     try:
         return parse_config(json.loads((folder / CONFIG).read_text(encoding="utf-8")))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise RunError(
             f"{folder} is not a run: it has no {CONFIG}; start one with fedmpdd run CONFIG --out {folder}"
         ) from None
-    except json.JSONDecodeError as error:
+    except (OSError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
         raise RunError(f"{folder / CONFIG} is damaged: {error}") from None
 
 
@@ -220,13 +282,13 @@ def read_metrics(folder: Path) -> Iterator[dict[str, Any]]:
     path = folder / METRICS
     if not path.is_file():
         return
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    lines = path.read_bytes().decode("utf-8", errors="replace").splitlines(keepends=True)
     for number, line in enumerate(lines):
         try:
             row = json.loads(line) if line.endswith("\n") else None
         except json.JSONDecodeError:
             row = None
-        if row is None:
+        if not isinstance(row, dict) or not set(row) >= _COUNTED:
             if number == len(lines) - 1:
                 return
             raise RunError(f"{path}, line {number + 1} is damaged; cut the file off before it and resume")
@@ -238,5 +300,5 @@ def _read_checkpoint(path: Path) -> tuple[dict[str, Tensor], int]:
         with safe_open(path, framework="pt") as file:
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
             return state, int(file.metadata()["next_round"])
-    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise RunError(f"{path} is damaged: {error}; delete it to start the run again") from None

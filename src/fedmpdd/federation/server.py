@@ -11,7 +11,7 @@ class ServerStep:
 
     def __init__(self, config: RunConfig, d: int) -> None:
         self._config = config.server
-        # Model differences are steps already; gradients are multiplied by the learning rate.
+        # It multiplies model differences too: with several local steps 1.0 is plain averaging.
         self._lr = config.lr
         names = {"sgd": (), "momentum": ("velocity",), "adam": ("first", "second")}[config.server.optimiser]
         self.state: dict[str, Tensor] = {name: torch.zeros(d) for name in names}

@@ -32,8 +32,8 @@ class Workers:
     def map(self, call: Callable[[FlatModel, Item], Result], items: Iterable[Item]) -> list[Result]:
         """Return the results of all items."""
         todo = list(items)
-        threads = min(backend().threads, len(todo))
-        if threads <= 1:
+        threads = backend().threads
+        if min(threads, len(todo)) <= 1:
             return [call(self._model, item) for item in todo]
         return list(self._threads(threads).map(lambda item: call(self._own_model(), item), todo))
 

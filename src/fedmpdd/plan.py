@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fedmpdd.codecs import MPDD
+from fedmpdd.directions import MAX_M, hadamard_size
 from fedmpdd.errors import ConfigError
 from fedmpdd.wire import Session
 
@@ -58,37 +59,56 @@ def plans(
         raise ConfigError("a plan needs a goal: --budget (bytes per client and round), --error, or both")
     if d < 1 or n < 1:
         raise ConfigError(f"d = {d}, clients per round = {n}: both must be at least 1")
+    if error is not None and not error >= 0:
+        raise ConfigError(f"--error {error} is not an error: expected a number of at least 0")
     found = []
     for family in ("rademacher", "hadamard"):
         for bits in (32, 16, 8, 4, 1):
-            most = d if family == "hadamard" else 64 * d
+            most = min(MAX_M, d if family == "hadamard" else 64 * d)
             if frame_budget is not None:
-                most = min(most, _largest_m(d, family, bits, frame_budget))
-            if most < 1:
-                continue
-            m = most if error is None else _smallest_m(d, n, family, bits, most, error, alignment)
-            if m is None:
-                continue
-            found.append(_plan(d, n, MPDD(m, bits=bits, family=family), alignment))
+                most = min(most, _largest_m(family, bits, frame_budget))
+            tried = _candidates(d, n, family, most)
+            options = [_plan(d, n, MPDD(m, bits=bits, family=family), alignment) for m in tried]
+            if error is not None:
+                smallest = _smallest_m(d, n, family, bits, most, error, alignment)
+                options = [option for option in options if option.error <= error]
+                if smallest is not None:
+                    options.append(_plan(d, n, MPDD(smallest, bits=bits, family=family), alignment))
+            if options:
+                found.append(min(options, key=lambda p: (p.error, p.m) if error is None else (p.m, p.error)))
     by_error = error is None
     return sorted(found, key=lambda p: (p.error, p.frame_bytes) if by_error else (p.frame_bytes, p.error))
 
 
-def _largest_m(d: int, family: str, bits: int, budget: int) -> int:
+def _largest_m(family: str, bits: int, budget: int) -> int:
     head = 8 + (8 if family == "rademacher" else 0) + (4 if bits < 32 else 0)
     return max(0, (budget - head) * 8 // bits)
 
 
+def _candidates(d: int, n: int, family: str, most: int) -> list[int]:
+    """Return the m among which the smallest error is: the largest, and those that use every row equally often.
+
+    In a partitioned hadamard round the error falls with m only up to the next multiple of all rows; some rows being
+    used once more than others can cost more than it brings.
+    """
+    if most < 1:
+        return []
+    size = hadamard_size(d)
+    even = [-(-k * size // n) for k in range(1, n + 1)] if family == "hadamard" else []
+    return sorted({most, *(m for m in even if m <= most)})
+
+
 def _smallest_m(d: int, n: int, family: str, bits: int, most: int, error: float, alignment: float | None) -> int | None:
-    """By bisection: the error falls with m."""
+    """By bisection, where the error falls with m: up to the first even use of all rows that is good enough."""
 
     def fits(m: int) -> bool:
         return _plan(d, n, MPDD(m, bits=bits, family=family), alignment).error <= error
 
-    if not fits(most):
-        return None
-    low, high = 0, most
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if fits(middle) else (middle, high)
-    return high
+    for top in _candidates(d, n, family, most):
+        if fits(top):
+            low, high = 0, top
+            while high - low > 1:
+                middle = (low + high) // 2
+                low, high = (low, middle) if fits(middle) else (middle, high)
+            return high
+    return None
