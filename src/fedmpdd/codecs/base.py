@@ -161,8 +161,10 @@ class Codec(ABC):
         d = updates[0].d
         last = self.sections(d)[-1].length
         # One look at all of them first: a round of small updates is decoded in less time than a check of each takes.
-        if {(update.d, len(update.arrays[-1])) for update in updates} != {(d, last)} or any(
-            update.codec is not self and update.codec != self for update in updates
+        if (
+            {update.d for update in updates} != {d}
+            or {len(update.arrays[-1]) for update in updates} != {last}
+            or {update.codec for update in updates if update.codec is not self} - {self}
         ):
             self._refuse(updates, d)
         return self._decode_sum(updates, _factors(len(updates), weights), d)

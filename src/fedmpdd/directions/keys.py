@@ -65,9 +65,9 @@ def partitioned_keys(seed: int, clients: int) -> list[Key]:
 
 def first_directions(keys: Sequence[Key], m: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
     """Return the keys as the kernels want them: seeds, and the index of each one's first direction."""
-    seeds = np.fromiter((key.seed for key in keys), np.uint64, len(keys))
-    firsts = np.fromiter((key.slot * m for key in keys), np.uint64, len(keys))
-    return seeds, firsts
+    seeds = np.array([key.seed for key in keys], dtype=np.uint64)
+    slots = np.array([key.slot for key in keys], dtype=np.uint64)
+    return seeds, slots * np.uint64(m)
 
 
 def rounding_words(keys: Sequence[Key], m: int) -> NDArray[np.uint32]:

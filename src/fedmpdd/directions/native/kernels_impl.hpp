@@ -535,13 +535,13 @@ void fwht(float* x, std::uint64_t n) {
       }
 }
 
-// ±0.0 by the sign of each entry of the matrix, so that a sum needs no branch: adding -x is subtracting x.
+// The matrix as ±1.0, so that a sum needs no branch.
 struct OuterSigns {
-  alignas(64) std::uint32_t flip[28][28];
+  alignas(64) float sign[28][28];
   explicit OuterSigns(const OuterMatrix& matrix) {
     for (int row = 0; row < matrix.order; ++row)
       for (int column = 0; column < matrix.order; ++column)
-        flip[row][column] = (matrix.negative[row] >> column) << 31;
+        sign[row][column] = (matrix.negative[row] >> column) & 1 ? -1.0f : 1.0f;
   }
 };
 
@@ -555,7 +555,7 @@ inline void outer_transpose_columns(float* z, std::uint64_t columns, int order, 
     for (int k = 0; k < together; ++k) sums[k] = S::zero();
     for (int a = 0; a < order; ++a)
       for (int k = 0; k < together; ++k)
-        sums[k] = S::add(sums[k], S::template flip<31>(in[a], S::set(signs.flip[a][out + k])));
+        sums[k] = S::add_signed(sums[k], in[a], &signs.sign[a][out + k]);
     for (int k = 0; k < together; ++k) S::store(z + (out + k) * columns, sums[k]);
   }
 }
@@ -571,7 +571,7 @@ void outer_transpose(float* z, std::uint64_t columns, const OuterMatrix& matrix,
     for (int a = 0; a < matrix.order; ++a) in[a] = z[a * columns + b];
     for (int out = 0; out < matrix.order; ++out) {
       float sum = 0.0f;
-      for (int a = 0; a < matrix.order; ++a) sum = signs.flip[a][out] ? sum - in[a] : sum + in[a];
+      for (int a = 0; a < matrix.order; ++a) sum += signs.sign[a][out] * in[a];
       z[out * columns + b] = sum;
     }
   }

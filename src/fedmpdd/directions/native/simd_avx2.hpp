@@ -58,6 +58,8 @@ struct Avx2Simd {
   template <int bit> static F flip(F a, U words) {
     return _mm256_xor_ps(a, _mm256_castsi256_ps(bit_and(_mm256_slli_epi32(words, 31 - bit), set(0x80000000u))));
   }
+  // sum + sign * a for a sign of ±1.
+  static F add_signed(F sum, F a, const float* sign) { return add(sum, mul(a, splat(*sign))); }
   static void add_to_doubles(double* out, F a) {
     const __m256d low = _mm256_cvtps_pd(_mm256_castps256_ps128(a));
     const __m256d high = _mm256_cvtps_pd(_mm256_extractf128_ps(a, 1));

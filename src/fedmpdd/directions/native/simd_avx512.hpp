@@ -53,6 +53,8 @@ struct Avx512Simd {
   static F add(F a, F b) { return _mm512_add_ps(a, b); }
   static F sub(F a, F b) { return _mm512_sub_ps(a, b); }
   static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+  // sum + sign * a for a sign of ±1. Fused, yet the same bits as an addition: that product is exact.
+  static F add_signed(F sum, F a, const float* sign) { return _mm512_fmadd_ps(a, _mm512_set1_ps(*sign), sum); }
   static F from_int(U a) { return _mm512_cvtepi32_ps(a); }
   static U int_sub(U a, U b) { return _mm512_sub_epi32(a, b); }
   template <int bit> static F flip(F a, U words) {

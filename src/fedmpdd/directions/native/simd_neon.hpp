@@ -57,6 +57,8 @@ struct NeonSimd {
     const U sign = vandq_u32(vshlq_n_u32(words, 31 - bit), vdupq_n_u32(0x80000000u));
     return vreinterpretq_f32_u32(veorq_u32(vreinterpretq_u32_f32(a), sign));
   }
+  // sum + sign * a for a sign of ±1.
+  static F add_signed(F sum, F a, const float* sign) { return add(sum, mul(a, splat(*sign))); }
   static void add_to_doubles(double* out, F a) {
     vst1q_f64(out, vaddq_f64(vld1q_f64(out), vcvt_f64_f32(vget_low_f32(a))));
     vst1q_f64(out + 2, vaddq_f64(vld1q_f64(out + 2), vcvt_high_f64_f32(a)));

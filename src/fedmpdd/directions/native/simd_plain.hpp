@@ -52,6 +52,8 @@ struct PlainSimd {
   template <int bit> static F flip(F a, U words) {
     return from_bits(to_bits(a) ^ ((words << (31 - bit)) & 0x80000000u));
   }
+  // sum + sign * a for a sign of ±1.
+  static F add_signed(F sum, F a, const float* sign) { return add(sum, mul(a, splat(*sign))); }
   static void add_to_doubles(double* out, F a) { *out += static_cast<double>(a); }
 
   static Table load_table(const float* entries) { return entries; }
