@@ -12,6 +12,7 @@ constexpr std::uint64_t kChunkTiles = 16;        // summed on its own, then chun
 constexpr std::uint64_t kMinDirections = 64;     // fewer per piece and building tables starts to show
 constexpr std::uint64_t kMaxDirections = 1024;
 constexpr std::uint64_t kWaveChunks = 64;
+constexpr std::uint64_t kWaveDoubles = 1 << 16;  // half a megabyte of partial sums
 constexpr double kFloatsPerThread = 2e5;
 constexpr double kSignsPerThread = 2e6;          // tens of microseconds
 
@@ -57,14 +58,17 @@ struct Encoder {
     });
   }
 
-  // Pieces: all directions of one client, so many of its coordinates. For few directions of a long gradient.
+  // Pieces: all directions of one client, so many of its coordinates. For one long gradient: each table of signed sums
+  // is then built once.
   void by_chunks(int threads) const {
     const std::uint64_t width = round_up(batch.m, 16);
-    std::vector<double> total(width), parts(width * std::min(chunks, kWaveChunks));
+    const std::uint64_t fitting = std::max(kWaveDoubles / width, static_cast<std::uint64_t>(threads));
+    const std::uint64_t at_once = std::min({chunks, kWaveChunks, fitting});
+    std::vector<double> total(width), parts(width * at_once);
     for (std::size_t client = 0; client < batch.clients; ++client) {
       std::fill(total.begin(), total.end(), 0.0);
-      for (std::uint64_t wave = 0; wave < chunks; wave += kWaveChunks) {
-        const std::uint64_t count = std::min(kWaveChunks, chunks - wave);
+      for (std::uint64_t wave = 0; wave < chunks; wave += at_once) {
+        const std::uint64_t count = std::min(at_once, chunks - wave);
         parallel_for(count, threads, [&](std::size_t item, int) {
           chunk(client, wave + item, 0, batch.m, parts.data() + item * width);
         });
@@ -99,14 +103,16 @@ void for_each_tile(const Batch& batch, float* out, int threads, const Decode& de
 void rademacher_encode(const Kernels& kernels, const Batch& batch, const float* gradients, float* scalars, int threads) {
   threads = threads_for(batch, threads);
   const Encoder encoder{kernels, batch, gradients, scalars};
+  const std::uint64_t workers = static_cast<std::uint64_t>(threads);
   const std::uint64_t finest = batch.clients * ((batch.m + kMinDirections - 1) / kMinDirections);
-  if (finest < static_cast<std::uint64_t>(threads) && encoder.chunks > 1) {
+  const bool few_pieces = finest < workers && encoder.chunks > 1;
+  const bool long_gradient = batch.clients < workers && encoder.chunks >= 4 * workers && batch.m <= 4 * kMaxDirections;
+  if (few_pieces || long_gradient) {
     encoder.by_chunks(threads);
     return;
   }
   // One piece per client where clients keep all threads busy, else about one piece per thread.
   std::uint64_t piece = kMaxDirections;
-  const std::uint64_t workers = static_cast<std::uint64_t>(threads);
   if (batch.clients % workers != 0 && batch.clients < 4 * workers)
     piece = std::clamp(round_up((batch.clients * batch.m + workers - 1) / workers, 16), kMinDirections, kMaxDirections);
   encoder.by_directions(piece, threads);
