@@ -7,6 +7,7 @@ from pathlib import Path
 from fedmpdd.display import readable_bytes as readable
 from fedmpdd.errors import InputError, MissingDependencyError
 from fedmpdd.federation.compare import Comparison
+from fedmpdd.federation.runs import write_text
 
 CONFIG = "demo"
 TARGET = 0.8
@@ -73,10 +74,7 @@ def write_page(rows: list[Comparison], path: Path) -> None:
         margin={"t": 150},
     )
     page = figure.to_html(include_plotlyjs=True, full_html=True, config={"displaylogo": False, "responsive": True})
-    partial = path.with_name(path.name + ".part")
     try:
-        partial.write_text(page, encoding="utf-8")
-        partial.replace(path)
+        write_text(path, page)
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise InputError(f"--out {path} cannot be written: {error}") from None

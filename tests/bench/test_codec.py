@@ -27,7 +27,7 @@ def test_rivals_compute_what_they_claim(op: str) -> None:
     if bench.has_torch():
         calls += torch_rivals(op, g, s)
     for name, call in calls:
-        result = np.asarray([float(x) for x in call()], dtype=np.float64)  # type: ignore[attr-defined]
+        result = np.asarray([float(x) for x in call()], dtype=np.float64)
         if op == "encode":
             assert result.shape == (300,), name
             assert (result**2).mean() == pytest.approx(float(g @ g), rel=0.5), name

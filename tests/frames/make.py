@@ -6,7 +6,6 @@ starting with `compact-` (they belong to the session of `SESSION`).
 
 import struct
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +28,11 @@ def changed(frame: bytes, offset: int, new: bytes, seal: bool = True) -> bytes:
     return sealed(body[:-4]) if seal else body
 
 
+def f4(value: float) -> bytes:
+    """A float32 as it stands in a frame."""
+    return struct.pack("<f", value)
+
+
 def frames() -> dict[str, bytes]:
     """Name every malformed frame."""
     one = pack(CODEC.encode(GRADIENT, [7])[0])
@@ -41,7 +45,6 @@ def frames() -> dict[str, bytes]:
     signs = pack(SignSGD().encode(GRADIENT, [7])[0])
     eden = pack(EDEN(bits=3, rows=5).encode(GRADIENT, [7])[0])
     compact = SESSION.pack(CODEC.encode(GRADIENT, [7])[0])
-    f4: Callable[[float], bytes] = lambda value: struct.pack("<f", value)  # noqa: E731
     return {
         "empty.TruncatedFrameError": b"",
         "one-byte.TruncatedFrameError": b"F",

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Float32 = NDArray[np.float32]
-Call = Callable[[], object]
+Call = Callable[[], Any]  # arrays of one library or the other
 
 
 def numpy_rivals(op: str, gradient: Float32, scalars: Float32) -> Iterator[tuple[str, Call]]:

@@ -4,7 +4,6 @@ TILE = 2048  # coordinates per tile
 TILE_BLOCKS = 16  # Philox blocks per tile
 WORD_STRIDE = 64  # words per tile, and the distance between coordinates of neighbouring bits
 QUAD = 4  # directions, or coordinates, whose signed values are added to each other first
-CHUNK_TILES = 16  # tiles per float64 partial sum in encode
 
 DOMAIN_DIRECTIONS = 0
 DOMAIN_DIAGONAL = 1

@@ -70,6 +70,7 @@ class CodecConfig(BaseModel):
         if self.name not in CODECS:
             raise ValueError(f"name = {self.name!r} is unknown; use one of {', '.join(CODECS)}")
         codec = CODECS[self.name]
+        # Codecs are dataclasses, which their base class cannot say; shapes come from the model.
         known = [field.name for field in fields(codec) if field.name != "shapes"]  # type: ignore[arg-type]
         given = dict(self.__pydantic_extra__ or {})
         for key in given:

@@ -30,7 +30,7 @@ class RoundMetrics:
     """What one round did. Bytes are of this round alone, summed over its clients."""
 
     round: int
-    loss: float | None  # None where no client answered, or where it is not finite
+    loss: float | None  # None where no client answered
     clients: int
     uplink_bytes: int  # whole compact frames
     payload_bytes: int  # scale and scalars alone, as the paper counts

@@ -16,8 +16,8 @@ import importlib.util
 import json
 import os
 import platform
+import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -45,10 +45,13 @@ OnRound = Callable[[RoundMetrics, "Run"], None]
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     """Have `write` make a file beside `path`, then put it in place in one step."""
     partial = path.with_name(path.name + ".part")
-    write(partial)
-    with partial.open("rb+") as file:
-        os.fsync(file.fileno())
-    partial.replace(path)
+    try:
+        write(partial)
+        with partial.open("rb+") as file:
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)  # there only if something went wrong
     _sync_folder(path.parent)
 
 
@@ -60,12 +63,6 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 class FolderLock:
@@ -90,11 +87,16 @@ class FolderLock:
 
 def write_json(path: Path, document: Any) -> None:
     """Write a JSON document in one step."""
-    write_atomically(path, lambda partial: _write_text(partial, json.dumps(document, indent=2) + "\n"))
+    write_text(path, json.dumps(document, indent=2) + "\n")
 
 
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
+def write_text(path: Path, text: str) -> None:
+    """Write a text in one step."""
+
+    def write(partial: Path) -> None:
+        partial.write_text(text, encoding="utf-8")
+
+    write_atomically(path, write)
 
 
 def model_sha256(flat: Tensor) -> str:
@@ -122,16 +124,16 @@ class Run:
             )
         federation = make_federation(config, data_dir)  # before anything is written: it may refuse the config
         # The folder appears with its config in it: a kill in between leaves nothing that looks like a run.
+        made = folder.with_name(f".{folder.name}-{os.getpid()}")
         try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as made:
-                write_json(Path(made) / CONFIG, config.model_dump(mode="json"))
-                Path(made).chmod(0o777 & ~_umask())
-                Path(made).rename(folder)
-                Path(made).mkdir()  # for the context to remove
+            made.mkdir(parents=True)
+            write_json(made / CONFIG, config.model_dump(mode="json"))
+            made.rename(folder)
+            _sync_folder(folder.parent)
         except OSError as error:
             raise RunError(f"{folder} cannot be made: {error}; choose another --out") from None
-        _sync_folder(folder.parent)
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
         return cls(folder, config, federation)
 
     @classmethod
@@ -148,9 +150,7 @@ class Run:
             raise RunError(
                 f"{folder / METRICS} does not hold rounds 0 to {done - 1}, those before the checkpoint: it was changed"
             )
-        write_atomically(
-            folder / METRICS, lambda partial: _write_text(partial, "".join(json.dumps(row) + "\n" for row in rows))
-        )
+        write_text(folder / METRICS, "".join(json.dumps(row) + "\n" for row in rows))
         for row in rows:
             run._count(row)
         return run
