@@ -18,5 +18,15 @@ def isa(request: pytest.FixtureRequest) -> str:
     return name
 
 
+@pytest.fixture
+def gpu() -> str:
+    """The name of a GPU to compute on; tests that ask for it are skipped where there is none."""
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    if not torch.cuda.is_available():
+        pytest.skip("PyTorch sees no CUDA device here")
+    pytest.importorskip("triton.experimental.gluon", reason="Triton 3.6 or later is not installed")
+    return "cuda"
+
+
 def gaussian(*shape: int, seed: int = 0) -> NDArray[np.float32]:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)

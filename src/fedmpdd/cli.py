@@ -271,33 +271,58 @@ def data_check(
         raise typer.Exit(1)
 
 
+Device = Annotated[str, typer.Option(help="cpu, or cuda: the kernels and the engine of a GPU.")]
+
+
+def _bench_device(device: str) -> str:
+    if device == "cuda":
+        _training()
+        from fedmpdd.federation.devices import why_no_gpu
+
+        if problem := why_no_gpu():
+            raise InputError(f"--device cuda: {problem}")
+    elif device != "cpu":
+        raise InputError(f"--device {device!r} is unknown: expected cpu or cuda")
+    return device
+
+
 @bench_app.command("codec")
 def bench_codec(
     threads: Annotated[int, typer.Option(min=1, max=1024, help="Threads, ours and the rivals'.")] = 1,
     seconds: Annotated[float, typer.Option(min=0.01, max=60, help="Time per line; medians are taken.")] = 0.5,
-    memory: Annotated[bool, typer.Option(help="Measure peak memory at d = 10 million too.")] = True,
+    memory: Annotated[bool, typer.Option(help="Measure peak memory at d = 10 million too (on the CPU).")] = True,
+    device: Device = "cpu",
     as_json: Json = False,
 ) -> None:
     """Time encode and decode against PyTorch and NumPy, with ratios."""
     from fedmpdd.bench import codec as bench
 
+    on_gpu = _bench_device(device) == "cuda"
     if not bench.has_torch():
         messages.print("torch is not installed: its rivals are left out (pip install torch)")
     columns = {"what": "left", "impl": "left", "ms": "right", "goal": "right", "times ours": "right"}
-    result = table(f"codec, {threads} thread{'s' if threads > 1 else ''}, medians", columns)
+    title = f"codec, {threads} thread{'s' if threads > 1 else ''}, medians"
+    measured = bench.run(threads=threads, seconds=seconds) if not on_gpu else None
+    if measured is None:
+        from fedmpdd.bench import cuda as gpu_bench
+
+        title, columns["on the clock"] = "codec, device time, medians", "right"
+        measured = gpu_bench.run(seconds=seconds)
+    result = table(title, columns)
     rows, ours = [], 0.0
-    for row in bench.run(threads=threads, seconds=seconds):
+    for row in measured:
         ours = row.median_ms if row.impl == "fedmpdd" else ours
         rows.append(row)
         clients = f"×{row.clients}" if row.clients > 1 else ""
         what = f"{row.op} {row.family}/{row.bits} {row.d:,}×{row.m}{clients}"
         messages.print(f"{what}, {row.impl}: {row.median_ms:.4f} ms")
-        goal = "" if row.goal_ms is None else f"≤ {row.goal_ms:g}"
+        goal = "" if row.goal_ms is None else f"≤ {row.goal_ms:.3g}"
         ratio = "" if row.impl == "fedmpdd" else f"{row.median_ms / ours:,.0f}×"
-        result.add_row(what, row.impl, f"{row.median_ms:.4f}", goal, ratio)
+        clock = [] if row.wall_ms is None else [f"{row.wall_ms:.4f}"]
+        result.add_row(what, row.impl, f"{row.median_ms:.4f}", goal, ratio, *clock)
     peaks = [
         {"family": family, "op": op, "d": 10_000_000, "peak_bytes": peak}
-        for family, op, peak in (bench.peak_memory() if memory else ())
+        for family, op, peak in (bench.peak_memory() if memory and not on_gpu else ())
     ]
     if as_json:
         _print_json({"rows": [row.as_dict() for row in rows], "peak_memory": peaks})
@@ -313,26 +338,36 @@ def bench_codec(
 def bench_rounds(
     batch: Annotated[int, typer.Option(min=1, max=40, help="Examples per client and round.")] = 1,
     seconds: Annotated[float, typer.Option(min=0.1, max=120, help="Time per codec; medians are taken.")] = 3.0,
+    device: Device = "cpu",
+    tf32: Annotated[bool, typer.Option(help="On a GPU: let matrix units round inputs to ten bits.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Time whole rounds of the local engine: LeNet, 100 clients, 50 a round."""
+    """Time whole rounds of the local engine: LeNet, 50 of 100 clients; on a GPU the CIFAR-10 CNN, 100 clients."""
     _training()
-    from fedmpdd.bench import engines
     from fedmpdd.bench import rounds as bench
 
-    rows = list(bench.run(batch, seconds))
-    for engine, outcome in engines.run(batch):
-        if isinstance(outcome, str):
-            messages.print(f"{engine}: {outcome}")
-        else:
-            rows.append(bench.Row(engine, "fedavg", 50, batch, outcome))
+    if _bench_device(device) == "cuda":
+        from fedmpdd.bench import cuda as gpu_bench
+
+        rows = list(gpu_bench.run_rounds(seconds, tf32=tf32))
+    else:
+        from fedmpdd.bench import engines
+
+        rows = list(bench.run(batch, seconds))
+        for engine, outcome in engines.run(batch):
+            if isinstance(outcome, str):
+                messages.print(f"{engine}: {outcome}")
+            else:
+                rows.append(bench.Row(engine, "fedavg", 50, batch, outcome))
     if as_json:
         _print_json({"rows": [row.as_dict() for row in rows]})
         return
     columns = {"engine": "left", "codec": "left", "clients": "right", "batch": "right", "rounds/s": "right"}
-    result = table("whole rounds, medians", columns)
+    result = table("whole rounds, medians", {**columns, "in the codec": "right"})
     for row in rows:
-        result.add_row(row.engine, row.codec, str(row.clients_per_round), str(row.batch), f"{row.rounds_per_s:.1f}")
+        share = "" if row.codec_share is None else f"{row.codec_share:.1%}"
+        numbers = (str(row.clients_per_round), str(row.batch), f"{row.rounds_per_s:.1f}", share)
+        result.add_row(row.engine, row.codec, *numbers)
     _console(False).print(result)
 
 

@@ -67,6 +67,7 @@ class Row:
     median_ms: float
     isa: str | None = None  # which kernels, of ours
     goal_ms: float | None = None
+    wall_ms: float | None = None  # on a GPU: what the call takes on the clock, where median_ms is the device's time
 
     def as_dict(self) -> dict[str, object]:
         """Return the row as it stands in the JSON document."""

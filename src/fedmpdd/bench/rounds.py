@@ -29,6 +29,7 @@ class Row:
     clients_per_round: int
     batch: int
     rounds_per_s: float
+    codec_share: float | None = None  # of a round's time that encode and decode take, where it was measured
 
     def as_dict(self) -> dict[str, Any]:
         """Return the row as it stands in the JSON document."""
@@ -37,7 +38,14 @@ class Row:
 
 def bench_config(batch: int = 1) -> RunConfig:
     """LeNet, 100 clients, 50 a round, on the bundled digits; never evaluated, for rounds alone are timed."""
-    values = {"dataset": "mnist-5k", "model": "lenet", "clients": 100, "participation": 0.5, "batch": batch}
+    values = {
+        "dataset": "mnist-5k",
+        "model": "lenet",
+        "clients": 100,
+        "participation": 0.5,
+        "batch": batch,
+        "device": "cpu",
+    }
     return parse_config({**values, "rounds": 10**6, "evaluate_every": 10**6, "codec": {"name": "mpdd", "m": 400}})
 
 

@@ -4,13 +4,16 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, NoReturn, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedmpdd.directions import MAX_M, Key, check_gradients, check_key
 from fedmpdd.errors import CodecError, KeyRangeError
+
+if TYPE_CHECKING:  # PyTorch is there where tensors come in, and is not needed before
+    from torch import Tensor
 
 Float32 = NDArray[np.float32]
 Arrays = tuple[NDArray[Any], ...]  # what an update consists of: one array per section of its codec
@@ -121,6 +124,18 @@ class Codec(ABC):
     def _decode_sum(self, updates: Sequence[Update], factors: NDArray[np.float64], d: int) -> Float32:
         """Sum over updates of factor times estimate, with arguments that were checked."""
 
+    def _encode_on_gpu(self, gradients: "Tensor", keys: list[Key]) -> list[Arrays]:
+        """`_encode` of a tensor on a GPU; computed on the CPU unless a codec can do better."""
+        return self._encode(gradients.cpu().numpy(), keys)
+
+    def _decode_sum_on_gpu(
+        self, updates: Sequence[Update], factors: NDArray[np.float64], d: int, device: str
+    ) -> "Tensor":
+        """`_decode_sum` as a tensor on a GPU; computed on the CPU unless a codec can do better."""
+        import torch
+
+        return torch.from_numpy(self._decode_sum(updates, factors, d)).to(device)
+
     def for_shapes(self, shapes: Sequence[tuple[int, ...]]) -> "Codec":
         """Return the codec for a model whose parameters have these shapes; most codecs do not care."""
         return self
@@ -137,9 +152,18 @@ class Codec(ABC):
         """Return the bytes of scale and scalars alone: no seed, no header, no checksum (the paper counts so)."""
         return sum(section.nbytes for section in self.sections(d))
 
-    def encode(self, gradients: Float32, keys: Sequence[Key | int]) -> list[Update]:
-        """Encode gradients [clients, d], float32, each with its own key (an integer is a seed)."""
-        check_gradients(gradients)
+    def encode(self, gradients: "Float32 | Tensor", keys: Sequence[Key | int]) -> list[Update]:
+        """Encode gradients [clients, d], float32, each with its own key (an integer is a seed).
+
+        An array is encoded on the CPU, a tensor on a GPU there; updates are arrays in either case.
+        """
+        encode: Any = self._encode
+        check: Any = check_gradients
+        if getattr(gradients, "is_cuda", False) is True:
+            from fedmpdd.directions import cuda
+
+            encode, check = self._encode_on_gpu, cuda.check_gradients
+        check(gradients)
         clients, d = gradients.shape
         try:
             checked = [check_key(key) for key in keys]
@@ -151,11 +175,23 @@ class Codec(ABC):
             self.check(d, slot)
         return [
             Update(self, d, key if self.needs_key else NO_KEY, arrays)
-            for key, arrays in zip(checked, self._encode(gradients, checked), strict=True)
+            for key, arrays in zip(checked, encode(gradients, checked), strict=True)
         ]
 
     def decode_mean(self, updates: Sequence[Update], weights: Sequence[float] | None = None) -> Float32:
         """Estimate the (weighted) mean of the gradients that the updates came from."""
+        d = self._check_updates(updates)
+        return self._decode_sum(updates, weights_as_factors(len(updates), weights), d)
+
+    def decode_mean_on(
+        self, device: str, updates: Sequence[Update], weights: Sequence[float] | None = None
+    ) -> "Tensor":
+        """`decode_mean` as a tensor on a GPU ("cuda", "cuda:1", …); FedMPDD computes it there, to the same bits."""
+        d = self._check_updates(updates)
+        return self._decode_sum_on_gpu(updates, weights_as_factors(len(updates), weights), d, device)
+
+    def _check_updates(self, updates: Sequence[Update]) -> int:
+        """Return the d of updates that can be decoded together, or raise CodecError."""
         if not updates:
             raise CodecError("there are no updates to decode; a round needs at least one")
         d = updates[0].d
@@ -167,7 +203,7 @@ class Codec(ABC):
             or {update.codec for update in updates if update.codec is not self} - {self}
         ):
             self._refuse(updates, d)
-        return self._decode_sum(updates, _factors(len(updates), weights), d)
+        return d
 
     def _refuse(self, updates: Sequence[Update], d: int) -> NoReturn:
         """Say which of the updates does not belong to the others."""
@@ -195,8 +231,8 @@ def check_bits(bits: object, allowed: tuple[int, ...]) -> None:
         raise CodecError(f"bits = {bits!r} is not a size of scalars: expected one of {', '.join(map(str, allowed))}")
 
 
-def _factors(count: int, weights: Sequence[float] | None) -> NDArray[np.float64]:
-    """Weights that add up to one."""
+def weights_as_factors(count: int, weights: Sequence[float] | None) -> NDArray[np.float64]:
+    """Return the weights of `count` updates so that they add up to one; equal ones where none are given."""
     if weights is None:
         return np.full(count, 1.0 / count)
     try:

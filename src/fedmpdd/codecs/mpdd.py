@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,9 @@ from fedmpdd.codecs._packing import (
 from fedmpdd.codecs.base import Arrays, Codec, Float32, Parameters, Section, Update, check_bits, check_count
 from fedmpdd.directions import FAMILIES, Key, family_named, hadamard_size, moments, rounding_words
 from fedmpdd.errors import CodecError, ContentError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BITS = (32, 16, 8, 4, 1)
 _LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
@@ -129,9 +132,7 @@ class MPDD(Codec):
         uniform = (rounding_words(keys, self.m) + 0.5) * 2.0**-32
         levels = np.floor(scalars / steps + uniform)
         levels[scales == 0] = 0
-        if self.bits == 4:
-            return scales, pack_nibbles(levels.astype(np.int8))
-        return scales, levels.astype(_INTEGER_TYPES[self.bits])
+        return scales, self._pack_levels(levels)
 
     # ------------------------------------------------------------------------------------------------ decode
 
@@ -147,6 +148,40 @@ class MPDD(Codec):
         if self.bits == 1:
             return family.decode_signs(values.astype(np.uint8, copy=False), factors, keys, self.m, d)
         return family.decode(self._unpack(values).astype(np.float32), factors, keys, d)
+
+    # --------------------------------------------------------------------------------------------------- on a GPU
+
+    def _encode_on_gpu(self, gradients: "Tensor", keys: list[Key]) -> list[Arrays]:
+        from fedmpdd.codecs import mpdd_cuda
+
+        updates = mpdd_cuda.encode(self, gradients, keys)
+        values = updates.values.cpu().numpy()
+        if updates.scales is None:
+            return [(row,) for row in values]
+        packed = np.packbits(values < 0, axis=1, bitorder="little") if self.bits == 1 else self._pack_levels(values)
+        scales = updates.scales.cpu().numpy()
+        return [(scales[i : i + 1], packed[i]) for i in range(len(keys))]
+
+    def _decode_sum_on_gpu(
+        self, updates: Sequence[Update], factors: NDArray[np.float64], d: int, device: str
+    ) -> "Tensor":
+        from fedmpdd.codecs import mpdd_cuda
+
+        values = np.stack([update.arrays[-1] for update in updates])
+        scales = None if self.bits == 32 else np.concatenate([update.arrays[0] for update in updates])
+        if self.bits == 1:
+            values = 1.0 - np.float32(2.0) * np.unpackbits(values, axis=1, count=self.m, bitorder="little")
+        elif self.bits < 32:
+            values = self._unpack(values)
+        return mpdd_cuda.decode_arrays(
+            self, [update.key for update in updates], scales, values.astype(np.float32), factors, d, device
+        )
+
+    def _pack_levels(self, levels: NDArray[Any]) -> NDArray[Any]:
+        """Levels of 4 to 16 bits as they stand in an update."""
+        if self.bits == 4:
+            return pack_nibbles(levels.astype(np.int8))
+        return levels.astype(_INTEGER_TYPES[self.bits])
 
     def _unpack(self, scalars: NDArray[Any]) -> NDArray[Any]:
         """Levels of scalars of 4 to 16 bits."""

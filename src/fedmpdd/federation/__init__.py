@@ -1,12 +1,13 @@
 """Clients, server, and the local engine that runs them."""
 
 from fedmpdd.federation.config import RunConfig, load_config, parse_config, shipped_configs
-from fedmpdd.federation.engine import Federation, RoundMetrics, make_federation
+from fedmpdd.federation.engine import Federation, RoundMetrics, federation_of, make_federation
 
 __all__ = [
     "Federation",
     "RoundMetrics",
     "RunConfig",
+    "federation_of",
     "load_config",
     "make_federation",
     "parse_config",

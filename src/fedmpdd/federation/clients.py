@@ -1,7 +1,7 @@
 """What clients do before encoding: local gradients, or the model difference after several local steps."""
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from fedmpdd.models import FlatModel
 
 CHUNK_BYTES = 128 * 2**20  # per-client activations and gradients of one vectorised call stay about below this
 CHUNK_CLIENTS = 25  # and enough calls remain to keep a few threads busy
+GPU_SHARE = 8  # on a GPU: an eighth of its memory, by the same estimate, which is low for wide networks
 
 
 class _Chunk(NamedTuple):
@@ -29,28 +30,29 @@ class _Chunk(NamedTuple):
 
 
 class ClientStep:
-    """Minibatch gradients of many clients on one machine."""
+    """Minibatch gradients of many clients on one machine, the data on the device that computes."""
 
     def __init__(self, config: RunConfig, model: FlatModel, dataset: Dataset, workers: Workers) -> None:
         self._config = config
         self._d = model.d
         self._workers = workers
-        self._images = torch.from_numpy(np.ascontiguousarray(dataset.train.images))
-        self._labels = torch.from_numpy(dataset.train.labels)
+        self._device = torch.device(config.device)
+        self._images = torch.from_numpy(np.ascontiguousarray(dataset.train.images)).to(self._device)
+        self._labels = torch.from_numpy(dataset.train.labels).to(self._device)
         self._pixels = Pixels(config, dataset)
 
-    def __call__(self, flat: Tensor, batches: NDArray[np.int64]) -> tuple[NDArray[np.float32], float]:
-        """Return what each client encodes [clients, d] from batches [clients, steps, batch], and the mean loss."""
+    def __call__(self, flat: Tensor, batches: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Return what each client encodes [clients, d] from batches [clients, steps, batch], and the losses."""
         if self._config.local_steps > 1:
             return self._differences(flat, batches)
-        gradients = np.empty((len(batches), self._d), dtype=np.float32)
-        losses = np.empty(len(batches))
+        gradients = torch.empty((len(batches), self._d), device=self._device)
+        losses = torch.empty(len(batches), device=self._device)
 
         def compute(model: FlatModel, chunk: _Chunk) -> None:
             gradients[chunk.clients], losses[chunk.clients] = self._gradients(model, flat, chunk)
 
         self._workers.map(compute, self._chunks(batches[:, 0]))
-        return gradients, float(losses.mean())
+        return gradients, losses
 
     def check(self, flat: Tensor) -> None:
         """Raise ConfigError if gradients of this model cannot be taken the way the config says."""
@@ -64,23 +66,23 @@ class ClientStep:
                 'try gradients = "loop"'
             ) from None
 
-    def _differences(self, flat: Tensor, batches: NDArray[np.int64]) -> tuple[NDArray[np.float32], float]:
+    def _differences(self, flat: Tensor, batches: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """x_k − x after several local steps: what the server should subtract."""
-        assert self._config.local_lr is not None
-        differences = np.zeros((len(batches), self._d), dtype=np.float32)
-        losses = np.empty(batches.shape[:2])
+        local_lr = self._config.local_lr
+        assert local_lr is not None
+        differences = torch.zeros((len(batches), self._d), device=self._device)
+        losses = torch.empty(batches.shape[:2], device=self._device)
         for step in range(batches.shape[1]):
 
             def compute(model: FlatModel, chunk: _Chunk, step: int = step) -> None:
                 own = differences[chunk.clients]
-                local = flat - torch.from_numpy(own)
-                gradients, losses[chunk.clients, step] = self._gradients(model, local, chunk)
-                own += np.float32(self._config.local_lr) * gradients
+                gradients, losses[chunk.clients, step] = self._gradients(model, flat - own, chunk)
+                own += local_lr * gradients
 
             self._workers.map(compute, self._chunks(batches[:, step]))
-        return differences, float(losses.mean())
+        return differences, losses
 
-    def _gradients(self, model: FlatModel, flat: Tensor, chunk: _Chunk) -> tuple[NDArray[Any], NDArray[Any]]:
+    def _gradients(self, model: FlatModel, flat: Tensor, chunk: _Chunk) -> tuple[Tensor, Tensor]:
         """Gradients and losses of a chunk, at one model [d] or at one per client [clients, d]."""
 
         def loss(parameters: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
@@ -90,41 +92,46 @@ class ClientStep:
         if self._config.gradient_method == "vmap":
             together = torch.func.vmap(torch.func.grad_and_value(loss), in_dims=(0 if own_models else None, 0, 0))
             gradients, losses = together(flat, chunk.inputs, chunk.labels)
-            return gradients.numpy(), losses.numpy()
+            return gradients, losses
         rows, values = [], []
         for i, (inputs, labels) in enumerate(zip(chunk.inputs, chunk.labels, strict=True)):
             variable = (flat[i] if own_models else flat).detach().requires_grad_()
             value = loss(variable, inputs, labels)
-            rows.append(torch.autograd.grad(value, variable)[0].numpy())
-            values.append(float(value.detach()))
-        return np.stack(rows), np.array(values)
+            rows.append(torch.autograd.grad(value, variable)[0])
+            values.append(value.detach())
+        return torch.stack(rows), torch.stack(values)
 
     def loss_differences(
         self, flat: Tensor, batches: NDArray[np.int64], codec: DeComFL, key: Key
-    ) -> tuple[NDArray[np.float64], float]:
-        """Return f_i(x + μu) − f_i(x − μu) [clients, directions] along the directions of a shared key, and the loss.
+    ) -> tuple[NDArray[np.float64], Tensor]:
+        """Return f_i(x + μu) − f_i(x − μu) [clients, directions] along the directions of a shared key, and the losses.
 
         All clients move to the same two points, so that their examples go through the network together.
         """
-        differences, losses = np.empty((len(batches), codec.m)), np.empty(len(batches))
+        differences = np.empty((len(batches), codec.m))
+        losses = torch.empty(len(batches), dtype=torch.float64, device=self._device)
 
         def compute(model: FlatModel, chunk: _Chunk) -> None:
             with torch.no_grad():
                 for j in range(codec.m):
-                    step = codec.step * torch.from_numpy(direction(key, codec.m, j, self._d))
+                    step = codec.step * torch.from_numpy(direction(key, codec.m, j, self._d)).to(self._device)
                     ahead, behind = (_client_losses(model, flat + sign * step, chunk) for sign in (1, -1))
-                    differences[chunk.clients, j] = (ahead - behind).numpy()
-                losses[chunk.clients] = _client_losses(model, flat, chunk).numpy()
+                    differences[chunk.clients, j] = (ahead - behind).cpu().numpy()
+                losses[chunk.clients] = _client_losses(model, flat, chunk)
 
         self._workers.map(compute, self._chunks(batches[:, 0]))
-        return differences, float(losses.mean())
+        return differences, losses
 
     def _chunks(self, rows: NDArray[np.int64]) -> Iterator[_Chunk]:
-        """Cut the clients into runs that fit memory; the cuts depend on the config alone."""
+        """Cut the clients into runs that fit memory; the cuts depend on the config, and on the kind of GPU, alone."""
         per_client = 4 * (self._d + 64 * int(np.prod(self._images.shape[1:])) * rows.shape[1])
-        size = min(CHUNK_CLIENTS, max(1, CHUNK_BYTES // per_client))
+        if self._device.type == "cuda":
+            size = torch.cuda.get_device_properties(self._device).total_memory // GPU_SHARE // per_client
+        else:
+            size = min(CHUNK_CLIENTS, CHUNK_BYTES // per_client)
+        size = max(1, size)
         for begin in range(0, len(rows), size):
-            chosen = torch.from_numpy(rows[begin : begin + size])
+            chosen = torch.from_numpy(rows[begin : begin + size]).to(self._device)
             yield _Chunk(slice(begin, begin + len(chosen)), self._pixels(self._images[chosen]), self._labels[chosen])
 
 
@@ -144,8 +151,8 @@ class Pixels:
             mean, std = (torch.tensor(values).view(channels) for values in (dataset.mean, dataset.std))
         else:
             mean, std = torch.zeros(1, 1, 1), torch.ones(1, 1, 1)
-        self._shift, self._scale = mean, 1 / (255 * std)
-        self._offset = mean / std
+        self._scale = (1 / (255 * std)).to(config.device)
+        self._offset = (mean / std).to(config.device)
 
     def __call__(self, images: Tensor) -> Tensor:
         """Return float inputs for byte images."""
@@ -157,8 +164,8 @@ class Evaluator:
 
     def __init__(self, config: RunConfig, dataset: Dataset, workers: Workers) -> None:
         self._workers = workers
-        self._images = torch.from_numpy(np.ascontiguousarray(dataset.test.images))
-        self._labels = torch.from_numpy(dataset.test.labels)
+        self._images = torch.from_numpy(np.ascontiguousarray(dataset.test.images)).to(config.device)
+        self._labels = torch.from_numpy(dataset.test.labels).to(config.device)
         self._pixels = Pixels(config, dataset)
 
     def __call__(self, flat: Tensor, batch: int = 500) -> tuple[float, float]:

@@ -105,6 +105,8 @@ class RunConfig(BaseModel):
     weighting: Literal["equal", "examples"] = "equal"
     dropout: float = Field(default=0.0, ge=0, lt=1)
     gradients: Literal["auto", "vmap", "loop"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    tf32: bool = False
     partition: PartitionConfig = PartitionConfig()
     server: ServerConfig = ServerConfig()
     codec: CodecConfig = Field(default_factory=lambda: CodecConfig.model_validate({"name": "mpdd", "m": 400}))
@@ -144,10 +146,13 @@ class RunConfig(BaseModel):
         """All clients at once, or one by one.
 
         "auto" goes by the batch, not by the clock, so that a config has one result: measured on two cores, one
-        vectorised call wins up to batches of 16 and the loop from 32 on (docs/performance.md).
+        vectorised call wins up to batches of 16 and the loop from 32 on; on a GPU it wins always
+        (docs/performance.md).
         """
         if self.gradients != "auto":
             return self.gradients
+        if self.device == "cuda":
+            return "vmap"
         return "vmap" if self.batch <= 16 else "loop"
 
 

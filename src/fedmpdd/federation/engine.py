@@ -2,24 +2,25 @@
 
 import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmpdd import models
-from fedmpdd.codecs import Codec, DeComFL, ErrorFeedback, Update
+from fedmpdd.codecs import Codec, DeComFL, ErrorFeedback
 from fedmpdd.data import Dataset, Partition, load, make_partition
 from fedmpdd.directions import Key, backend
 from fedmpdd.errors import CodecError, ConfigError, RunError
 from fedmpdd.federation import sampling
 from fedmpdd.federation.clients import ClientStep, Evaluator
 from fedmpdd.federation.config import RunConfig
+from fedmpdd.federation.devices import reproducible_arithmetic, resolve_device
+from fedmpdd.federation.exchange import FrameExchange, Sent, make_exchange
 from fedmpdd.federation.server import ServerStep
 from fedmpdd.federation.workers import Workers
 from fedmpdd.wire import Session
@@ -47,6 +48,17 @@ class RoundMetrics:
         return {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()}
 
 
+class _Plan(NamedTuple):
+    """Who takes part in a round, with which keys, on which examples."""
+
+    round: int
+    selected: int  # clients that the model was sent to
+    present: NDArray[np.int64]  # those that answer
+    keys: list[Key]
+    batches: NDArray[np.int64]  # [clients, local steps, batch]
+    weights: list[float] | None
+
+
 class Federation:
     """A model, its clients and its server. `run_round` advances it; everything random follows from the config."""
 
@@ -61,6 +73,8 @@ class Federation:
             init=config.init,
             seed=sampling.model_seed(config),
         )
+        self.model.module.to(config.device)
+        self.flat = self.flat.to(config.device)
         self.codec = config.codec.build().for_shapes([tuple(shape) for shape in self.model.shapes])
         self.feedback = ErrorFeedback(self.codec) if config.codec.error_feedback else None
         self._sessions: dict[Codec, Session] = {}
@@ -71,7 +85,9 @@ class Federation:
                 self.feedback.check(self.model.d)
             except CodecError as error:
                 raise ConfigError(f"codec.error_feedback: {error}") from None
-        workers = Workers(self.model)
+        self._exchange = make_exchange(self.codec, self.flat.device, self.feedback)
+        self._prepared: _Plan | None = None
+        workers = Workers(self.model, threaded=not self.flat.is_cuda)
         self._client_step = ClientStep(config, self.model, dataset, workers)
         self._server_step = ServerStep(config, self.model.d)
         self.evaluate = Evaluator(config, dataset, workers)
@@ -81,49 +97,41 @@ class Federation:
     def run_round(self) -> RoundMetrics:
         """Run one round (Algorithm 2, lines 3 to 22)."""
         k, config = self.next_round, self.config
-        clock = time.perf_counter
-        with _one_torch_thread():
-            clients = sampling.sample_clients(config, k)  # line 3
-            keys = sampling.round_keys(config, k, clients)
-            answering = sampling.survivors(config, k)  # the others drop out after the model was sent to them
-            present, keys = clients[answering], [key for key, here in zip(keys, answering, strict=True) if here]
-            examples = [self._examples_of(int(client)) for client in present]
-            start = clock()
-            loss: float | None = None
+        with reproducible_arithmetic(config):
+            plan = self._plan_of(k)
+            start = self._clock()
+            losses: Tensor | None = None
+            sent = Sent(None, 0, 0)
             gradient_done = encode_done = decode_done = start
-            uplink = payload = 0
-            if len(present):
-                batches = np.stack(
-                    [sampling.sample_batch(config, k, int(c), own) for c, own in zip(present, examples, strict=True)]
-                )
-                codec = self.codec.at_round(k)
-                session = self._session_of(codec)
-                if isinstance(codec, DeComFL):  # no gradients: losses along the round's directions
-                    differences, loss = self._client_step.loss_differences(self.flat, batches, codec, keys[0])
-                    gradient_done = clock()
-                    updates = codec.encode_losses(differences, keys, self.model.d)
+            if plan.keys:
+                session = self._session_of(self.codec.at_round(k))
+                if isinstance(session.codec, DeComFL):  # no gradients: losses along the round's directions
+                    differences, losses = self._client_step.loss_differences(
+                        self.flat, plan.batches, session.codec, plan.keys[0]
+                    )
+                    gradient_done = self._clock()
+                    frames = FrameExchange(self.flat.device, None)
+                    sent = frames.send_losses(session, differences, plan.keys)
+                    encode_done = self._clock()
+                    estimate = frames.receive(session, sent, plan.keys, plan.weights)
                 else:
-                    gradients, loss = self._client_step(self.flat, batches)  # line 6
-                    gradient_done = clock()
-                    updates = self._encode(codec, gradients, keys, present)  # lines 7 to 10
-                frames = [session.pack(update) for update in updates]  # line 11
-                encode_done = clock()
-                uplink, payload = sum(map(len, frames)), len(frames) * codec.bytes_per_update(self.model.d)
-                assigned = keys if session.assigns_key else [None] * len(keys)
-                received = [session.unpack(frame, key) for frame, key in zip(frames, assigned, strict=True)]
-                weights = [float(own.size) for own in examples] if config.weighting == "examples" else None
-                estimate = codec.decode_mean(received, weights)  # lines 13 to 20
-                self.flat = self._server_step(self.flat, torch.from_numpy(estimate), k)  # line 22
-                decode_done = clock()
+                    gradients, losses = self._client_step(self.flat, plan.batches)  # line 6
+                    self._prepare(k + 1)
+                    gradient_done = self._clock()
+                    sent = self._exchange.send(session, gradients, plan.keys, plan.present)  # lines 7 to 11
+                    encode_done = self._clock()
+                    estimate = self._exchange.receive(session, sent, plan.keys, plan.weights)  # lines 13 to 20
+                self.flat = self._server_step(self.flat, estimate, k)  # line 22
+                decode_done = self._clock()
             self.next_round = k + 1
             accuracy, test_loss = self.evaluate(self.flat) if self._is_evaluated(k) else (None, None)
         return RoundMetrics(
             round=k,
-            loss=loss,
-            clients=len(present),
-            uplink_bytes=uplink,
-            payload_bytes=payload,
-            downlink_bytes=len(clients) * 4 * self.model.d,  # line 4: the model to every client of the round
+            loss=None if losses is None else float(losses.double().cpu().numpy().mean()),
+            clients=len(plan.keys),
+            uplink_bytes=sent.uplink_bytes,
+            payload_bytes=sent.payload_bytes,
+            downlink_bytes=plan.selected * 4 * self.model.d,  # line 4: the model to every client of the round
             gradient_s=gradient_done - start,
             encode_s=encode_done - gradient_done,
             decode_s=decode_done - encode_done,
@@ -131,11 +139,38 @@ class Federation:
             test_loss=test_loss,
         )
 
-    def _encode(self, codec: Codec, gradients: Any, keys: list[Key], clients: Any) -> list[Update]:
-        if self.feedback is None:
-            return codec.encode(gradients, keys)
-        self.feedback.codec = codec
-        return self.feedback.encode(gradients, keys, [int(client) for client in clients])
+    def _clock(self) -> float:
+        """Seconds, when everything that was asked of the device so far is done."""
+        if self.flat.is_cuda:
+            torch.cuda.synchronize(self.flat.device)
+        return time.perf_counter()
+
+    def _plan_of(self, k: int) -> "_Plan":
+        """Every choice of a round: a pure function of the config and k."""
+        if self._prepared is not None and self._prepared.round == k:
+            return self._prepared
+        config = self.config
+        clients = sampling.sample_clients(config, k)  # line 3
+        answering = sampling.survivors(config, k)  # the others drop out after the model was sent to them
+        keys = [key for key, here in zip(sampling.round_keys(config, k, clients), answering, strict=True) if here]
+        present = clients[answering]
+        examples = [self._examples_of(int(client)) for client in present]
+        own_batches = [
+            sampling.sample_batch(config, k, int(client), own) for client, own in zip(present, examples, strict=True)
+        ]
+        return _Plan(
+            round=k,
+            selected=len(clients),
+            present=present,
+            keys=keys,
+            batches=np.stack(own_batches) if own_batches else np.empty((0, config.local_steps, config.batch), np.int64),
+            weights=[float(own.size) for own in examples] if config.weighting == "examples" else None,
+        )
+
+    def _prepare(self, k: int) -> None:
+        """Choose for the next round while the GPU is busy with this one."""
+        if self.flat.is_cuda and k < self.config.rounds:
+            self._prepared = self._plan_of(k)
 
     def _session_of(self, codec: Codec) -> Session:
         if codec not in self._sessions:
@@ -170,8 +205,8 @@ class Federation:
         """Return everything a checkpoint needs besides the number of the next round."""
         memories = self.feedback.state() if self.feedback else {}
         return {
-            "model": self.flat,
-            **{f"server.{name}": value for name, value in self._server_step.state.items()},
+            "model": self.flat.cpu(),
+            **{f"server.{name}": value.cpu() for name, value in self._server_step.state.items()},
             **{f"feedback.{client}": torch.from_numpy(memory) for client, memory in memories.items()},
         }
 
@@ -188,9 +223,9 @@ class Federation:
             self.feedback.load(
                 {int(name.removeprefix("feedback.")): memory.numpy() for name, memory in memories.items()}
             )
-        self.flat = state["model"]
+        self.flat = state["model"].to(self.flat.device)
         for name in self._server_step.state:
-            self._server_step.state[name] = state[f"server.{name}"]
+            self._server_step.state[name] = state[f"server.{name}"].to(self.flat.device)
         self.next_round = next_round
 
 
@@ -202,6 +237,7 @@ def make_federation(config: RunConfig, data_dir: Path | None = None) -> Federati
 def federation_of(config: RunConfig, dataset: Dataset) -> Federation:
     """Deal out a dataset and build the federation of a config."""
     backend()  # wrong settings of the kernels are bad input too
+    config = resolve_device(config)
     p = config.partition
     partition = make_partition(
         dataset.train.labels,
@@ -215,14 +251,3 @@ def federation_of(config: RunConfig, dataset: Dataset) -> Federation:
     federation = Federation(config, dataset, partition)
     federation.check_batch()
     return federation
-
-
-@contextmanager
-def _one_torch_thread() -> Iterator[None]:
-    """PyTorch's sums depend on its number of threads; a run's bits must not."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -101,7 +101,7 @@ def write_text(path: Path, text: str) -> None:
 
 def model_sha256(flat: Tensor) -> str:
     """SHA-256 of a flat float32 model, little-endian."""
-    return hashlib.sha256(flat.numpy().astype("<f4", copy=False).tobytes()).hexdigest()
+    return hashlib.sha256(flat.cpu().numpy().astype("<f4", copy=False).tobytes()).hexdigest()
 
 
 class Run:
@@ -127,14 +127,14 @@ class Run:
         made = folder.with_name(f".{folder.name}-{os.getpid()}")
         try:
             made.mkdir(parents=True)
-            write_json(made / CONFIG, config.model_dump(mode="json"))
+            write_json(made / CONFIG, federation.config.model_dump(mode="json"))
             made.rename(folder)
             _sync_folder(folder.parent)
         except OSError as error:
             raise RunError(f"{folder} cannot be made: {error}; choose another --out") from None
         finally:
             shutil.rmtree(made, ignore_errors=True)
-        return cls(folder, config, federation)
+        return cls(folder, federation.config, federation)
 
     @classmethod
     def resume(cls, folder: Path, data_dir: Path | None = None) -> "Run":

@@ -14,7 +14,7 @@ class ServerStep:
         # It multiplies model differences too: with several local steps 1.0 is plain averaging.
         self._lr = config.lr
         names = {"sgd": (), "momentum": ("velocity",), "adam": ("first", "second")}[config.server.optimiser]
-        self.state: dict[str, Tensor] = {name: torch.zeros(d) for name in names}
+        self.state: dict[str, Tensor] = {name: torch.zeros(d, device=config.device) for name in names}
 
     def __call__(self, flat: Tensor, gradient: Tensor, round_number: int) -> Tensor:
         """Algorithm 2, line 22: x_{k+1} = x_k − η ĝ, or its relative."""

@@ -23,8 +23,9 @@ class Workers:
     always, and each is computed by one thread.
     """
 
-    def __init__(self, model: FlatModel) -> None:
+    def __init__(self, model: FlatModel, *, threaded: bool = True) -> None:
         self._model = model
+        self._threaded = threaded  # a GPU has threads enough of its own
         self._local = threading.local()
         self._pool: ThreadPoolExecutor | None = None
         self._made_for = (0, 0)
@@ -32,7 +33,7 @@ class Workers:
     def map(self, call: Callable[[FlatModel, Item], Result], items: Iterable[Item]) -> list[Result]:
         """Return the results of all items."""
         todo = list(items)
-        threads = backend().threads
+        threads = backend().threads if self._threaded else 1
         if min(threads, len(todo)) <= 1:
             return [call(self._model, item) for item in todo]
         return list(self._threads(threads).map(lambda item: call(self._own_model(), item), todo))

@@ -1,0 +1,111 @@
+"""From the clients' gradients to the server's estimate: through real frames, or without leaving a GPU."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedmpdd.codecs import MPDD, Codec, DeComFL, ErrorFeedback, FedSGD, Update
+from fedmpdd.codecs.base import weights_as_factors
+from fedmpdd.directions import Key
+from fedmpdd.wire import Session
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What the clients of a round sent, and how many bytes that was, all clients together."""
+
+    content: Any  # between `send` and `receive` of one exchange
+    uplink_bytes: int  # whole compact frames
+    payload_bytes: int  # scale and scalars alone, as the paper counts
+
+
+class Exchange(Protocol):
+    """The two halves of a round's communication."""
+
+    def send(self, session: Session, gradients: Tensor, keys: list[Key], clients: NDArray[np.int64]) -> Sent:
+        """Encode the gradients [clients, d] of a round (Algorithm 2, lines 7 to 11)."""
+
+    def receive(self, session: Session, sent: Sent, keys: list[Key], weights: Sequence[float] | None) -> Tensor:
+        """Decode their mean (lines 13 to 20)."""
+
+
+class FrameExchange:
+    """Every update becomes a frame, and every frame is checked and read again: what really happens on a network."""
+
+    def __init__(self, device: torch.device, feedback: ErrorFeedback | None) -> None:
+        self._device = device
+        self._feedback = feedback
+
+    def send(self, session: Session, gradients: Tensor, keys: list[Key], clients: NDArray[np.int64]) -> Sent:
+        """See Exchange."""
+        rows = gradients.cpu().numpy()
+        if self._feedback is None:
+            return self._pack(session, session.codec.encode(rows, keys))
+        self._feedback.codec = session.codec
+        return self._pack(session, self._feedback.encode(rows, keys, [int(client) for client in clients]))
+
+    def send_losses(self, session: Session, differences: NDArray[np.float64], keys: list[Key]) -> Sent:
+        """Send differences of losses, which is what DeComFL has instead of gradients."""
+        codec = session.codec
+        assert isinstance(codec, DeComFL)
+        return self._pack(session, codec.encode_losses(differences, keys, session.d))
+
+    def _pack(self, session: Session, updates: list[Update]) -> Sent:
+        frames = [session.pack(update) for update in updates]
+        payload = len(frames) * session.codec.bytes_per_update(session.d)
+        return Sent(frames, sum(map(len, frames)), payload)
+
+    def receive(self, session: Session, sent: Sent, keys: list[Key], weights: Sequence[float] | None) -> Tensor:
+        """See Exchange."""
+        assigned = keys if session.assigns_key else [None] * len(keys)
+        received = [session.unpack(frame, key) for frame, key in zip(sent.content, assigned, strict=True)]
+        return torch.from_numpy(session.codec.decode_mean(received, weights)).to(self._device)
+
+
+class DeviceExchange:
+    """Updates stay on the GPU. Frames of a session all have one length, so that bytes are counted without them."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    @staticmethod
+    def handles(codec: Codec) -> bool:
+        """Return whether a codec can be computed on a GPU from end to end."""
+        return isinstance(codec, MPDD | FedSGD)
+
+    def send(self, session: Session, gradients: Tensor, keys: list[Key], clients: NDArray[np.int64]) -> Sent:
+        """See Exchange."""
+        codec, count = session.codec, len(keys)
+        content: Any = gradients
+        if isinstance(codec, MPDD):
+            from fedmpdd.codecs import mpdd_cuda
+
+            for slot in {key.slot for key in keys}:
+                codec.check(session.d, slot)
+            content = mpdd_cuda.encode(codec, gradients, keys)
+        return Sent(content, count * session.frame_bytes, count * codec.bytes_per_update(session.d))
+
+    def receive(self, session: Session, sent: Sent, keys: list[Key], weights: Sequence[float] | None) -> Tensor:
+        """See Exchange."""
+        factors = torch.from_numpy(weights_as_factors(len(keys), weights)).to(self._device)
+        codec = session.codec
+        if not isinstance(codec, MPDD):
+            mean: Tensor = factors.float() @ sent.content
+            return mean
+        from fedmpdd.codecs import mpdd_cuda
+
+        out = torch.zeros(session.d, device=self._device)
+        mpdd_cuda.decode(codec, sent.content, factors, out)
+        return out
+
+
+def make_exchange(codec: Codec, device: torch.device, feedback: ErrorFeedback | None) -> Exchange:
+    """Return how updates of this codec travel on this device."""
+    if device.type == "cuda" and feedback is None and DeviceExchange.handles(codec):
+        return DeviceExchange(device)
+    return FrameExchange(device, feedback)
