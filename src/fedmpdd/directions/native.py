@@ -15,6 +15,7 @@ from fedmpdd.errors import BackendError, GradientError
 ISA_VARIABLE = "FEDMPDD_ISA"
 THREADS_VARIABLE = "FEDMPDD_THREADS"
 ISA_NAMES = ("avx512", "avx2", "neon", "plain")
+MOMENT_LANES = 32  # sixteen sums side by side for each of two moments
 
 
 class Backend(NamedTuple):
@@ -107,10 +108,20 @@ def check_gradients(gradients: NDArray[np.float32]) -> None:
         raise GradientError("gradients are not contiguous and aligned in memory; make a copy with gradients.copy()")
 
 
+def add_moments(slices: NDArray[np.float32], lanes: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Add the next coordinates, [clients, coordinates], and return [‖g‖², Σ g⁴] of all so far.
+
+    `lanes`, zeros of shape [clients, MOMENT_LANES] at first, keeps the sums. Every slice but the last is a multiple
+    of 16 coordinates long; the moments of the whole then do not depend on where it was cut.
+    """
+    out = np.empty((len(slices), 2))
+    _native.moments(slices, lanes, out, *backend())
+    return out
+
+
 def moments(gradients: NDArray[np.float32]) -> NDArray[np.float64]:
     """Return [‖g‖², Σ g⁴] per gradient, or raise GradientError if a coordinate is not finite."""
-    out = np.empty((gradients.shape[0], 2))
-    _native.moments(gradients, out, *backend())
+    out = add_moments(gradients, np.zeros((gradients.shape[0], MOMENT_LANES)))
     # The squares of finite float32 fit a double, so this sum is finite exactly when every coordinate is.
     if not math.isfinite(out[:, 0].sum()):
         client, coordinate = np.argwhere(~np.isfinite(gradients))[0]
