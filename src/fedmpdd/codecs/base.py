@@ -156,6 +156,11 @@ class Codec(ABC):
 
     def decode_mean(self, updates: Sequence[Update], weights: Sequence[float] | None = None) -> Float32:
         """Estimate the (weighted) mean of the gradients that the updates came from."""
+        d = self._check_round(updates)
+        return self._decode_sum(updates, mean_factors(len(updates), weights), d)
+
+    def _check_round(self, updates: Sequence[Update]) -> int:
+        """Return the d of updates that this codec can decode together, or raise CodecError."""
         if not updates:
             raise CodecError("there are no updates to decode; a round needs at least one")
         d = updates[0].d
@@ -167,7 +172,7 @@ class Codec(ABC):
             or {update.codec for update in updates if update.codec is not self} - {self}
         ):
             self._refuse(updates, d)
-        return self._decode_sum(updates, _factors(len(updates), weights), d)
+        return d
 
     def _refuse(self, updates: Sequence[Update], d: int) -> NoReturn:
         """Say which of the updates does not belong to the others."""
@@ -195,8 +200,8 @@ def check_bits(bits: object, allowed: tuple[int, ...]) -> None:
         raise CodecError(f"bits = {bits!r} is not a size of scalars: expected one of {', '.join(map(str, allowed))}")
 
 
-def _factors(count: int, weights: Sequence[float] | None) -> NDArray[np.float64]:
-    """Weights that add up to one."""
+def mean_factors(count: int, weights: Sequence[float] | None) -> NDArray[np.float64]:
+    """Return the weights of so many updates, made to add up to one, or raise CodecError."""
     if weights is None:
         return np.full(count, 1.0 / count)
     try:

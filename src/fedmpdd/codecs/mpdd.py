@@ -103,8 +103,14 @@ class MPDD(Codec):
         seconds_and_fourths = moments(gradients)
         # Algorithm 2, lines 7-10: s[j] = u_jᵀ g
         scalars = family_named(self.family).encode(gradients, keys, self.m)
+        return self._arrays(scalars, seconds_and_fourths, keys, gradients.shape[1])
+
+    def _arrays(
+        self, scalars: Float32, seconds_and_fourths: NDArray[np.float64], keys: list[Key], d: int
+    ) -> list[Arrays]:
+        """Turn scalars [clients, m] and the moments of their gradients into the arrays of each update."""
         # |s| ≤ √d·‖g‖, so that only a huge gradient needs a look at every scalar.
-        if seconds_and_fourths[:, 0].max() * gradients.shape[1] > 1e76 and not np.isfinite(scalars).all():
+        if seconds_and_fourths[:, 0].max() * d > 1e76 and not np.isfinite(scalars).all():
             raise CodecError(
                 "a projection overflows float32: the gradient is too large; scale or clip it before encoding"
             )
@@ -136,17 +142,29 @@ class MPDD(Codec):
     # ------------------------------------------------------------------------------------------------ decode
 
     def _decode_sum(self, updates: Sequence[Update], factors: NDArray[np.float64], d: int) -> Float32:
-        # Algorithm 2, lines 13-20, with the 1/m and the weight of the client folded into the scalars.
+        # Algorithm 2, lines 13-20
         family = family_named(self.family)
         keys = [update.key for update in updates]
+        scalars, factors = self._scalars(updates, factors)
+        if self.bits == 1:
+            return family.decode_signs(scalars, factors, keys, self.m, d)
+        return family.decode(scalars, factors, keys, d)
+
+    def _scalars(
+        self, updates: Sequence[Update], factors: NDArray[np.float64]
+    ) -> tuple[NDArray[Any], NDArray[np.float64]]:
+        """Return float32 scalars [clients, m], or signs [clients, ⌈m/8⌉] if bits is 1, and what multiplies them.
+
+        The 1/m of Algorithm 2, the weight of the client and the scale of the update are in the factors.
+        """
         factors = factors / self.m
         values = np.concatenate([update.arrays[-1] for update in updates]).reshape(len(updates), -1)
         if self.bits == 32:
-            return family.decode(values.astype(np.float32, copy=False), factors, keys, d)
+            return values.astype(np.float32, copy=False), factors
         factors = factors * np.concatenate([update.arrays[0] for update in updates])
         if self.bits == 1:
-            return family.decode_signs(values.astype(np.uint8, copy=False), factors, keys, self.m, d)
-        return family.decode(self._unpack(values).astype(np.float32), factors, keys, d)
+            return values.astype(np.uint8, copy=False), factors
+        return self._unpack(values).astype(np.float32), factors
 
     def _unpack(self, scalars: NDArray[Any]) -> NDArray[Any]:
         """Levels of scalars of 4 to 16 bits."""

@@ -88,11 +88,7 @@ def _check_threads(wanted: str | None) -> int:
 
 def check_gradients(gradients: NDArray[np.float32]) -> None:
     """Raise GradientError unless `gradients` is a C-contiguous float32 array [clients, d], neither of them 0."""
-    if not isinstance(gradients, np.ndarray) or isinstance(gradients, np.ma.MaskedArray):
-        raise GradientError(
-            f"gradients are a NumPy array [clients, d], got {type(gradients).__name__}; "
-            "a torch tensor goes in as tensor.detach().cpu().numpy()"
-        )
+    check_array(gradients, "gradients")
     if gradients.ndim != 2:
         raise GradientError(
             f"gradients have shape [clients, d], got {list(gradients.shape)}; "
@@ -102,10 +98,19 @@ def check_gradients(gradients: NDArray[np.float32]) -> None:
         raise GradientError(
             f"gradients of shape {list(gradients.shape)} are empty; at least one client and one coordinate are needed"
         )
-    if gradients.dtype != np.float32:
-        raise GradientError(f"gradients are float32, got {gradients.dtype}; convert with .astype(np.float32)")
-    if not gradients.flags.c_contiguous or not gradients.flags.aligned:
-        raise GradientError("gradients are not contiguous and aligned in memory; make a copy with gradients.copy()")
+
+
+def check_array(array: NDArray[np.float32], name: str) -> None:
+    """Raise GradientError unless `array` is a C-contiguous float32 array, of any shape."""
+    if not isinstance(array, np.ndarray) or isinstance(array, np.ma.MaskedArray):
+        raise GradientError(
+            f"{name}: expected a NumPy array of float32, got {type(array).__name__}; "
+            "a torch tensor goes in as tensor.detach().cpu().numpy()"
+        )
+    if array.dtype != np.float32:
+        raise GradientError(f"{name}: expected float32, got {array.dtype}; convert with .astype(np.float32)")
+    if not array.flags.c_contiguous or not array.flags.aligned:
+        raise GradientError(f"{name}: not contiguous and aligned in memory; make a copy with {name}.copy()")
 
 
 def add_moments(slices: NDArray[np.float32], lanes: NDArray[np.float64]) -> NDArray[np.float64]:
