@@ -246,4 +246,5 @@ def test_a_key_that_decoding_does_not_need_is_not_in_the_frame() -> None:
 def test_what_the_package_exports() -> None:
     assert all(hasattr(fedmpdd, name) for name in fedmpdd.__all__)
     names = "CODECS MPDD Codec FedmpddError InputError Key Limits Session Update WireError __version__"
-    assert set(fedmpdd.__all__) == {*names.split(), "derive_seed", "pack", "partitioned_keys", "unpack"}
+    functions = "decode_pieces derive_seed encode_pieces pack partitioned_keys unpack"
+    assert set(fedmpdd.__all__) == {*names.split(), *functions.split()}

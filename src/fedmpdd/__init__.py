@@ -1,6 +1,6 @@
 """Federated learning for scarce uplinks: a gradient as a few random ±1 projections and a seed."""
 
-from fedmpdd.codecs import CODECS, MPDD, Codec, Update
+from fedmpdd.codecs import CODECS, MPDD, Codec, Update, decode_pieces, encode_pieces
 from fedmpdd.directions import Key, derive_seed, partitioned_keys
 from fedmpdd.errors import FedmpddError, InputError, WireError
 from fedmpdd.wire import Limits, Session, pack, unpack
@@ -19,7 +19,9 @@ __all__ = [
     "Update",
     "WireError",
     "__version__",
+    "decode_pieces",
     "derive_seed",
+    "encode_pieces",
     "pack",
     "partitioned_keys",
     "unpack",

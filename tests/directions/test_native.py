@@ -28,17 +28,48 @@ def arrays(*values: int) -> NDArray[np.uint64]:
 
 
 def native_encode(family: str, g: F32, m: int, threads: int, isa: str) -> F32:
-    encode = {"rademacher": _native.rademacher_encode, "hadamard": _native.hadamard_encode}[family]
+    if family == "rademacher":
+        return np.asarray(rademacher_encode(g[np.newaxis], arrays(SEED), arrays(FIRST), m, threads, isa)[0])
     out = np.full((1, m), np.nan, dtype=np.float32)
-    encode(g[np.newaxis], arrays(SEED), arrays(FIRST), out, threads, isa)
+    _native.hadamard_encode(g[np.newaxis], arrays(SEED), arrays(FIRST), out, threads, isa)
     return np.asarray(out[0])
 
 
-def native_decode(family: str, scalars: F32, d: int, threads: int, isa: str, factor: float = 1.0) -> F32:
-    decode = {"rademacher": _native.rademacher_decode, "hadamard": _native.hadamard_decode}[family]
-    out = np.zeros(d, dtype=np.float32)
-    decode(scalars[np.newaxis], np.array([factor]), arrays(SEED), arrays(FIRST), out, threads, isa)
+def rademacher_encode(
+    g: F32, seeds: NDArray[np.uint64], firsts: NDArray[np.uint64], m: int, threads: int, isa: str
+) -> F32:
+    sums = np.zeros((len(g), m))
+    _native.rademacher_encode(g, 0, seeds, firsts, sums, threads, isa)
+    return rounded(sums)
+
+
+def rounded(sums: NDArray[np.float64]) -> F32:
+    out = np.full(sums.shape, np.nan, dtype=np.float32)
+    _native.round_sums(sums, out)
     return out
+
+
+def native_decode(family: str, scalars: F32, d: int, threads: int, isa: str, factor: float = 1.0) -> F32:
+    arguments = (scalars[np.newaxis], np.array([factor]), arrays(SEED), arrays(FIRST))
+    if family == "hadamard":
+        return hadamard_decode(*arguments, d, threads, isa)
+    out = np.zeros(d, dtype=np.float32)
+    _native.rademacher_decode(*arguments, out, 0, threads, isa)
+    return out
+
+
+def hadamard_decode(
+    scalars: F32,
+    factors: NDArray[np.float64],
+    seeds: NDArray[np.uint64],
+    firsts: NDArray[np.uint64],
+    d: int,
+    threads: int,
+    isa: str,
+) -> F32:
+    padded = np.full(spec.hadamard_size(d), np.nan, dtype=np.float32)
+    _native.hadamard_decode(scalars, factors, seeds, firsts, padded, d, threads, isa)
+    return padded[:d]
 
 
 def same_bits(a: F32, b: F32) -> bool:
@@ -118,7 +149,7 @@ def test_large_work_is_really_shared_among_threads_and_keeps_its_bits(family: st
         assert same_bits(native_encode(family, g, m, threads, "auto"), scalars)
         assert same_bits(native_decode(family, scalars, d, threads, "auto"), decoded)
         out = np.zeros(d, dtype=np.float32)
-        _native.onebit_decode(packed, m, np.array([0.1]), arrays(SEED), arrays(FIRST), out, threads, "auto")
+        _native.onebit_decode(packed, m, np.array([0.1]), arrays(SEED), arrays(FIRST), out, 0, threads, "auto")
         votes.append(out.tobytes())
     assert len(set(votes)) == 1
 
@@ -134,9 +165,7 @@ def test_encode_is_the_same_however_the_work_is_cut() -> None:
 
 
 def _encode_batch(g: F32, seeds: NDArray[np.uint64], m: int, threads: int) -> F32:
-    out = np.empty((len(g), m), dtype=np.float32)
-    _native.rademacher_encode(g, seeds, np.zeros_like(seeds), out, threads, "auto")
-    return out
+    return rademacher_encode(g, seeds, np.zeros_like(seeds), m, threads, "auto")
 
 
 @pytest.mark.parametrize("d", DIMENSIONS)
@@ -165,7 +194,7 @@ def test_onebit_decode_is_bit_exact(d: int, m: int) -> None:
     for isa in available_isas():
         for threads in (1, 2, 8):
             out = np.zeros(d, dtype=np.float32)
-            _native.onebit_decode(packed, m, np.array([0.7]), arrays(SEED), arrays(FIRST), out, threads, isa)
+            _native.onebit_decode(packed, m, np.array([0.7]), arrays(SEED), arrays(FIRST), out, 0, threads, isa)
             assert same_bits(out, expected), (isa, threads)
 
 
@@ -201,8 +230,7 @@ def test_partitioned_round_is_bit_exact_even_when_rows_repeat() -> None:
     firsts = [i * m for i in range(clients)]
     reference.hadamard_decode(list(scalars), SEED, firsts, expected)
     for isa in available_isas():
-        out = np.zeros(d, dtype=np.float32)
-        _native.hadamard_decode(scalars, np.ones(clients), arrays(*[SEED] * clients), arrays(*firsts), out, 2, isa)
+        out = hadamard_decode(scalars, np.ones(clients), arrays(*[SEED] * clients), arrays(*firsts), d, 2, isa)
         assert same_bits(out, expected)
 
 
@@ -213,15 +241,13 @@ def test_decode_adds_clients_in_the_order_of_updates(isa: str) -> None:
     for row, seed in zip(scalars, (5, 6, 5), strict=True):
         reference.rademacher_decode(row, seed, 0, expected)
     out = np.zeros(d, dtype=np.float32)
-    _native.rademacher_decode(scalars, np.ones(3), arrays(5, 6, 5), arrays(0, 0, 0), out, 2, isa)
+    _native.rademacher_decode(scalars, np.ones(3), arrays(5, 6, 5), arrays(0, 0, 0), out, 0, 2, isa)
     assert same_bits(out, expected)
 
     expected[:] = 0  # hadamard: the two updates of seed 5 go through one transform, then seed 6
     reference.hadamard_decode([scalars[0], scalars[2]], 5, [0, 6], expected)
     reference.hadamard_decode([scalars[1]], 6, [0], expected)
-    out[:] = 0
-    _native.hadamard_decode(scalars, np.ones(3), arrays(5, 6, 5), arrays(0, 0, 6), out, 2, isa)
-    assert same_bits(out, expected)
+    assert same_bits(hadamard_decode(scalars, np.ones(3), arrays(5, 6, 5), arrays(0, 0, 6), d, 2, isa), expected)
 
 
 @pytest.mark.parametrize("d", [2, 28, 56, 7_850, 13_426, 319_242])
@@ -252,27 +278,120 @@ def test_moments_are_the_same_on_all_paths(d: int) -> None:
     results = []
     for isa in available_isas():
         out = np.empty((2, 2))
-        _native.moments(g, out, 2, isa)
+        _native.moments(g, np.zeros((2, 32)), out, 2, isa)
         results.append(out.tobytes())
         assert np.allclose(out, expected, rtol=1e-12)
     assert len(set(results)) == 1
 
 
+# ------------------------------------------------------------------------------------------ slices
+
+
+HIGH_TILE = 2**28 + 48  # its block numbers, sixteen a tile, are beyond 2^32
+LAST_TILE = spec.MAX_D // spec.TILE - 3  # the slice ends with the last coordinate there is
+
+
+@pytest.mark.parametrize("first_tile", [0, 1, 7, HIGH_TILE, HIGH_TILE + 1, LAST_TILE])
+def test_decode_of_a_slice_is_that_of_the_reference(isa: str, first_tile: int) -> None:
+    length, m = 3 * spec.TILE, 6
+    scalars = gaussian(m)
+    signs = np.array([reference.signs(SEED, FIRST + j, length, first_tile=first_tile) for j in range(m)])
+    terms = scalars[:, np.newaxis] * signs
+    expected = ((terms[0] + terms[1]) + (terms[2] + terms[3])) + ((terms[4] + terms[5]) + np.float32(0))
+    out = np.zeros(length, dtype=np.float32)
+    _native.rademacher_decode(scalars[np.newaxis], np.ones(1), arrays(SEED), arrays(FIRST), out, first_tile, 2, isa)
+    assert same_bits(out, expected)
+
+    negative = scalars < 0
+    votes = np.where(negative[:, np.newaxis], -signs, signs).sum(axis=0, dtype=np.float32)
+    out = np.zeros(length, dtype=np.float32)
+    packed = np.packbits(negative, bitorder="little")[np.newaxis]
+    _native.onebit_decode(packed, m, np.array([0.7]), arrays(SEED), arrays(FIRST), out, first_tile, 2, isa)
+    assert same_bits(out, np.float32(0.7) * votes)
+
+
+@pytest.mark.parametrize("first_tile", [1, 16, 33])
+@pytest.mark.parametrize("length", [1, 2_047, 2_048, 10_000])
+def test_decode_of_a_slice_is_a_slice_of_decode(isa: str, first_tile: int, length: int) -> None:
+    m, begin = 21, first_tile * spec.TILE
+    scalars = gaussian(2, m)
+    keys = np.ones(2), arrays(SEED, 5), arrays(FIRST, 0)
+    packed = np.packbits(scalars < 0, axis=1, bitorder="little")
+    whole, slices = (np.zeros((2, n), dtype=np.float32) for n in (begin + length, length))
+    for out, tile in ((whole, 0), (slices, first_tile)):
+        _native.rademacher_decode(scalars, *keys, out[0], tile, 2, isa)
+        _native.onebit_decode(packed, m, *keys, out[1], tile, 2, isa)
+    assert same_bits(slices, whole[:, begin:].copy())
+
+
+@pytest.mark.parametrize("first_tile", [0, 16, HIGH_TILE, LAST_TILE - 13])
+def test_encode_of_a_slice_sees_the_signs_of_the_reference(isa: str, first_tile: int) -> None:
+    length, m = 16 * spec.TILE, 5
+    signs = np.array([reference.signs(SEED, FIRST + j, length, first_tile=first_tile) for j in range(m)])
+    for coordinate in (0, 2_048, length - 1):
+        g = np.zeros((1, length), dtype=np.float32)
+        g[0, coordinate] = 4.0
+        sums = np.full((1, m), 100.0)
+        _native.rademacher_encode(g, first_tile, arrays(SEED), arrays(FIRST), sums, 2, isa)
+        assert sums[0].tolist() == (100.0 + 4.0 * signs[:, coordinate]).tolist()
+
+
+@pytest.mark.parametrize("runs", [1, 3])
+@pytest.mark.parametrize("m", [1, 37])
+@pytest.mark.parametrize("threads", [1, 8])
+def test_slices_add_up_to_the_bits_of_the_whole(isa: str, runs: int, m: int, threads: int) -> None:
+    d = 250_001
+    g, length = gaussian(2, d), runs * 16 * spec.TILE
+    keys = arrays(SEED, 5), arrays(FIRST, 0)
+    sums, lanes, moments, expected = np.zeros((2, m)), np.zeros((2, 32)), np.empty((2, 2)), np.empty((2, 2))
+    for begin in range(0, d, length):
+        part = g[:, begin : begin + length].copy()
+        _native.rademacher_encode(part, begin // spec.TILE, *keys, sums, threads, isa)
+        _native.moments(part, lanes, moments, threads, isa)
+    assert same_bits(rounded(sums), rademacher_encode(g, *keys, m, 1, "plain"))
+    _native.moments(g, np.zeros((2, 32)), expected, 1, "plain")
+    assert moments.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("d", [1, 12, 100, 13_426, 100_003])
+@pytest.mark.parametrize("threads", [1, 8])
+def test_hadamard_encode_in_place_gives_the_same_bits(isa: str, d: int, threads: int) -> None:
+    g, m = gaussian(d), min(d, 37)
+    buffer = np.full(spec.hadamard_size(d), np.nan, dtype=np.float32)
+    buffer[:d] = g
+    out = np.empty((1, m), dtype=np.float32)
+    _native.hadamard_encode_in_place(buffer, d, arrays(SEED), arrays(FIRST), out, threads, isa)
+    assert same_bits(out[0], native_encode("hadamard", g, m, 1, isa))
+
+
+def test_hadamard_decode_writes_no_negative_zero(isa: str) -> None:
+    """Every coordinate is +0 plus something, though the first transform is done where the result will be."""
+    d = 5_000
+    out = hadamard_decode(np.zeros((1, 3), np.float32), np.ones(1), arrays(SEED), arrays(0), d, 1, isa)
+    assert same_bits(out, np.zeros(d, dtype=np.float32))
+
+
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: _native.rademacher_encode(
-            gaussian(2, 5), arrays(1), arrays(0), np.empty((2, 3), np.float32), 1, "auto"
+        lambda: _native.rademacher_encode(gaussian(2, 5), 0, arrays(1), arrays(0), np.zeros((2, 3)), 1, "auto"),
+        lambda: _native.rademacher_encode(gaussian(2, 5), 0, arrays(1, 2), arrays(0, 0), np.zeros((1, 3)), 1, "auto"),
+        lambda: _native.rademacher_encode(gaussian(1, 5), 0, arrays(1), arrays(0), np.zeros((1, 3)), 0, "auto"),
+        lambda: _native.rademacher_encode(gaussian(1, 5), 8, arrays(1), arrays(0), np.zeros((1, 3)), 1, "auto"),
+        lambda: _native.round_sums(np.zeros((1, 3)), np.zeros((1, 2), np.float32)),
+        lambda: _native.hadamard_encode_in_place(
+            gaussian(9), 9, arrays(1), arrays(0), np.zeros((1, 3), np.float32), 1, "auto"
         ),
-        lambda: _native.rademacher_encode(
-            gaussian(2, 5), arrays(1, 2), arrays(0, 0), np.empty((1, 3), np.float32), 1, "auto"
-        ),
-        lambda: _native.rademacher_encode(
-            gaussian(1, 5), arrays(1), arrays(0), np.empty((1, 3), np.float32), 0, "auto"
+        lambda: _native.hadamard_encode_in_place(
+            gaussian(12), 9, arrays(1), arrays(0), np.zeros((2, 3), np.float32), 1, "auto"
         ),
         lambda: _native.hadamard_decode(
-            gaussian(1, 5), np.ones(2), arrays(1), arrays(0), np.empty(9, np.float32), 1, "auto"
+            gaussian(1, 5), np.ones(2), arrays(1), arrays(0), np.empty(12, np.float32), 9, 1, "auto"
         ),
+        lambda: _native.hadamard_decode(
+            gaussian(1, 5), np.ones(1), arrays(1), arrays(0), np.empty(9, np.float32), 9, 1, "auto"
+        ),
+        lambda: _native.moments(gaussian(1, 5), np.zeros((1, 16)), np.empty((1, 2)), 1, "auto"),
         lambda: _native.hadamard_rows(1, 12, 5, np.empty(8, np.uint64), "auto"),
         lambda: _native.hadamard_order(0),
         lambda: _native.isa_name("quantum"),

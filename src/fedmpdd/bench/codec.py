@@ -161,12 +161,14 @@ _PEAK_PROGRAM = """
 import sys
 import numpy as np
 from pathlib import Path
-from fedmpdd.directions import _native
+from fedmpdd.directions import _native, hadamard_size
 
 family, op, d, m = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-call = getattr(_native, f"{family}_{op}")
-seeds, firsts = np.ones(1, np.uint64), np.zeros(1, np.uint64)
-gradient, scalars = np.ones((1, d), np.float32), np.ones((1, m), np.float32)
+keys, backend = (np.ones(1, np.uint64), np.zeros(1, np.uint64)), (1, "auto")
+scalars, sums = np.ones((1, m), np.float32), np.ones((1, m))
+padded = np.empty(hadamard_size(d), np.float32)
+gradient = padded[:d]
+gradient.fill(1)
 
 def status(name):
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
@@ -174,9 +176,13 @@ def status(name):
 
 before = status("VmRSS")
 Path("/proc/self/clear_refs").write_text("5")
-if op == "encode":
-    call(gradient, seeds, firsts, scalars, 1, "auto")
+if (family, op) == ("rademacher", "encode"):
+    _native.rademacher_encode(gradient[np.newaxis], 0, *keys, sums, *backend)
+elif (family, op) == ("hadamard", "encode"):
+    _native.hadamard_encode(gradient[np.newaxis], *keys, scalars, *backend)
+elif (family, op) == ("rademacher", "decode"):
+    _native.rademacher_decode(scalars, np.ones(1), *keys, gradient, 0, *backend)
 else:
-    call(scalars, np.ones(1), seeds, firsts, gradient[0], 1, "auto")
+    _native.hadamard_decode(scalars, np.ones(1), *keys, padded, d, *backend)
 print(status("VmHWM") - before)
 """

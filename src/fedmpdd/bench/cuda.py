@@ -55,7 +55,7 @@ def device_ms(call: Callable[[], object], seconds: float) -> float:
     end = time.perf_counter() + seconds
     while len(times) < 5 or (time.perf_counter() < end and len(times) < 200):
         torch.cuda._sleep(_HEAD_START)  # type: ignore[no-untyped-call]
-        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         before.record()
         call()
         after.record()
@@ -121,11 +121,10 @@ def _copy_ms(gradients: torch.Tensor, seconds: float) -> float:
 def _calls(case: Case, gradients: torch.Tensor, keys: list[Any]) -> tuple[Callable[[], object], Callable[[], object]]:
     """The kernels alone, keys on the device; and the whole step as the engine takes it."""
     codec, d = case.codec, case.d
-    own_keys = mpdd_cuda.device_keys(codec, keys, d, gradients.device)
+    own_keys = mpdd_cuda.keys_on(gradients.device, codec, keys, d)
     if case.op == "encode":
-        project = cuda.hadamard_encode if codec.family == "hadamard" else cuda.rademacher_encode
         return (
-            lambda: project(gradients, own_keys, codec.m),
+            lambda: mpdd_cuda.project(codec, gradients, own_keys),
             lambda: mpdd_cuda.encode(codec, gradients, keys),
         )
     updates = mpdd_cuda.encode(codec, gradients, keys)

@@ -9,6 +9,7 @@ from fedmpdd.codecs.gaussian import Gaussian
 from fedmpdd.codecs.laplace import Laplace
 from fedmpdd.codecs.lp_proj import LpProj
 from fedmpdd.codecs.mpdd import MPDD
+from fedmpdd.codecs.pieces import decode_pieces, encode_pieces
 from fedmpdd.codecs.qsgd import QSGD
 from fedmpdd.codecs.randk import RandK
 from fedmpdd.codecs.sa_fedlora import SAFedLora
@@ -41,4 +42,6 @@ __all__ = [
     "SignSGD",
     "TopK",
     "Update",
+    "decode_pieces",
+    "encode_pieces",
 ]

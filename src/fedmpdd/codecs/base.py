@@ -180,18 +180,18 @@ class Codec(ABC):
 
     def decode_mean(self, updates: Sequence[Update], weights: Sequence[float] | None = None) -> Float32:
         """Estimate the (weighted) mean of the gradients that the updates came from."""
-        d = self._check_updates(updates)
-        return self._decode_sum(updates, weights_as_factors(len(updates), weights), d)
+        d = self._check_round(updates)
+        return self._decode_sum(updates, mean_factors(len(updates), weights), d)
 
     def decode_mean_on(
         self, device: str, updates: Sequence[Update], weights: Sequence[float] | None = None
     ) -> "Tensor":
         """`decode_mean` as a tensor on a GPU ("cuda", "cuda:1", …); FedMPDD computes it there, to the same bits."""
-        d = self._check_updates(updates)
-        return self._decode_sum_on_gpu(updates, weights_as_factors(len(updates), weights), d, device)
+        d = self._check_round(updates)
+        return self._decode_sum_on_gpu(updates, mean_factors(len(updates), weights), d, device)
 
-    def _check_updates(self, updates: Sequence[Update]) -> int:
-        """Return the d of updates that can be decoded together, or raise CodecError."""
+    def _check_round(self, updates: Sequence[Update]) -> int:
+        """Return the d of updates that this codec can decode together, or raise CodecError."""
         if not updates:
             raise CodecError("there are no updates to decode; a round needs at least one")
         d = updates[0].d
@@ -231,8 +231,8 @@ def check_bits(bits: object, allowed: tuple[int, ...]) -> None:
         raise CodecError(f"bits = {bits!r} is not a size of scalars: expected one of {', '.join(map(str, allowed))}")
 
 
-def weights_as_factors(count: int, weights: Sequence[float] | None) -> NDArray[np.float64]:
-    """Return the weights of `count` updates so that they add up to one; equal ones where none are given."""
+def mean_factors(count: int, weights: Sequence[float] | None) -> NDArray[np.float64]:
+    """Return the weights of so many updates, made to add up to one, or raise CodecError."""
     if weights is None:
         return np.full(count, 1.0 / count)
     try:

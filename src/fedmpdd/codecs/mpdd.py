@@ -106,8 +106,14 @@ class MPDD(Codec):
         seconds_and_fourths = moments(gradients)
         # Algorithm 2, lines 7-10: s[j] = u_jᵀ g
         scalars = family_named(self.family).encode(gradients, keys, self.m)
+        return self._arrays(scalars, seconds_and_fourths, keys, gradients.shape[1])
+
+    def _arrays(
+        self, scalars: Float32, seconds_and_fourths: NDArray[np.float64], keys: list[Key], d: int
+    ) -> list[Arrays]:
+        """Turn scalars [clients, m] and the moments of their gradients into the arrays of each update."""
         # |s| ≤ √d·‖g‖, so that only a huge gradient needs a look at every scalar.
-        if seconds_and_fourths[:, 0].max() * gradients.shape[1] > 1e76 and not np.isfinite(scalars).all():
+        if seconds_and_fourths[:, 0].max() * d > 1e76 and not np.isfinite(scalars).all():
             raise CodecError(
                 "a projection overflows float32: the gradient is too large; scale or clip it before encoding"
             )
@@ -137,45 +143,46 @@ class MPDD(Codec):
     # ------------------------------------------------------------------------------------------------ decode
 
     def _decode_sum(self, updates: Sequence[Update], factors: NDArray[np.float64], d: int) -> Float32:
-        # Algorithm 2, lines 13-20, with the 1/m and the weight of the client folded into the scalars.
+        # Algorithm 2, lines 13-20
         family = family_named(self.family)
         keys = [update.key for update in updates]
+        scalars, factors = self._scalars(updates, factors)
+        if self.bits == 1:
+            return family.decode_signs(scalars, factors, keys, self.m, d)
+        return family.decode(scalars, factors, keys, d)
+
+    def _scalars(
+        self, updates: Sequence[Update], factors: NDArray[np.float64]
+    ) -> tuple[NDArray[Any], NDArray[np.float64]]:
+        """Return float32 scalars [clients, m], or signs [clients, ⌈m/8⌉] if bits is 1, and what multiplies them.
+
+        The 1/m of Algorithm 2, the weight of the client and the scale of the update are in the factors.
+        """
         factors = factors / self.m
         values = np.concatenate([update.arrays[-1] for update in updates]).reshape(len(updates), -1)
         if self.bits == 32:
-            return family.decode(values.astype(np.float32, copy=False), factors, keys, d)
+            return values.astype(np.float32, copy=False), factors
         factors = factors * np.concatenate([update.arrays[0] for update in updates])
         if self.bits == 1:
-            return family.decode_signs(values.astype(np.uint8, copy=False), factors, keys, self.m, d)
-        return family.decode(self._unpack(values).astype(np.float32), factors, keys, d)
+            return values.astype(np.uint8, copy=False), factors
+        return self._unpack(values).astype(np.float32), factors
 
     # --------------------------------------------------------------------------------------------------- on a GPU
 
     def _encode_on_gpu(self, gradients: "Tensor", keys: list[Key]) -> list[Arrays]:
         from fedmpdd.codecs import mpdd_cuda
 
-        updates = mpdd_cuda.encode(self, gradients, keys)
-        values = updates.values.cpu().numpy()
-        if updates.scales is None:
-            return [(row,) for row in values]
-        packed = np.packbits(values < 0, axis=1, bitorder="little") if self.bits == 1 else self._pack_levels(values)
-        scales = updates.scales.cpu().numpy()
-        return [(scales[i : i + 1], packed[i]) for i in range(len(keys))]
+        # Scalars are few: once they are made, the rest is done as on the CPU.
+        scalars, moments = mpdd_cuda.project_to_host(self, gradients, keys)
+        return self._arrays(scalars, moments, keys, gradients.shape[1])
 
     def _decode_sum_on_gpu(
         self, updates: Sequence[Update], factors: NDArray[np.float64], d: int, device: str
     ) -> "Tensor":
         from fedmpdd.codecs import mpdd_cuda
 
-        values = np.stack([update.arrays[-1] for update in updates])
-        scales = None if self.bits == 32 else np.concatenate([update.arrays[0] for update in updates])
-        if self.bits == 1:
-            values = 1.0 - np.float32(2.0) * np.unpackbits(values, axis=1, count=self.m, bitorder="little")
-        elif self.bits < 32:
-            values = self._unpack(values)
-        return mpdd_cuda.decode_arrays(
-            self, [update.key for update in updates], scales, values.astype(np.float32), factors, d, device
-        )
+        scalars, factors = self._scalars(updates, factors)
+        return mpdd_cuda.decode_from_host(self, scalars, factors, [update.key for update in updates], d, device)
 
     def _pack_levels(self, levels: NDArray[Any]) -> NDArray[Any]:
         """Levels of 4 to 16 bits as they stand in an update."""

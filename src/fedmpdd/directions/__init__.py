@@ -6,8 +6,18 @@ The stream is a published standard, docs/directions.md, so that any two machines
 from fedmpdd.directions.coordinates import distinct_coordinates
 from fedmpdd.directions.families import FAMILIES, Family, Hadamard, Rademacher, check_d, direction, family_named
 from fedmpdd.directions.keys import Key, check_key, derive_seed, partitioned_keys, rounding_words
-from fedmpdd.directions.native import available_isas, backend, check_finite, check_gradients, moments, using
-from fedmpdd.directions.spec import MAX_D, MAX_DIRECTIONS, MAX_M, MAX_SEED, MAX_SLOT, hadamard_size
+from fedmpdd.directions.native import (
+    MOMENT_LANES,
+    add_moments,
+    available_isas,
+    backend,
+    check_array,
+    check_finite,
+    check_gradients,
+    moments,
+    using,
+)
+from fedmpdd.directions.spec import MAX_D, MAX_DIRECTIONS, MAX_M, MAX_SEED, MAX_SLOT, RUN, TILE, hadamard_size
 
 __all__ = [
     "FAMILIES",
@@ -16,12 +26,17 @@ __all__ = [
     "MAX_M",
     "MAX_SEED",
     "MAX_SLOT",
+    "MOMENT_LANES",
+    "RUN",
+    "TILE",
     "Family",
     "Hadamard",
     "Key",
     "Rademacher",
+    "add_moments",
     "available_isas",
     "backend",
+    "check_array",
     "check_d",
     "check_finite",
     "check_gradients",

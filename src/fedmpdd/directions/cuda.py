@@ -226,16 +226,28 @@ def hadamard_encode(gradients: Tensor, keys: DeviceKeys, m: int) -> Tensor:
     for part in _parts(clients, max(1, TRANSFORM_BYTES // (4 * matrix.size))):
         own = keys.part(part)
         buffer = torch.empty((len(own.seeds), matrix.size), dtype=torch.float32, device=gradients.device)
-        kernels.diagonal_kernel[(-(-matrix.size // TILE), len(own.seeds))](
-            gradients[part], buffer, own.seeds, gradients.stride(0), d, matrix.size, num_warps=4
-        )
-        _transform(buffer, matrix)
-        kernels.gather_rows_kernel[(-(-m // 128), len(own.seeds))](
-            buffer, scalars[part], own.seeds, own.firsts, _outer_signs(matrix.outer, gradients.device),
-            m, matrix.size, matrix.right_log2, matrix.log2,
-            OUTER=matrix.outer, ROUNDS=matrix.rounds, BLOCK=128, num_warps=4,
-        )  # fmt: skip
+        _encode_rows(gradients[part], buffer, own, matrix, m, scalars[part])
     return scalars
+
+
+def hadamard_encode_in_place(buffer: Tensor, d: int, keys: DeviceKeys, m: int) -> Tensor:
+    """Scalars [1, m] of the gradient in the first d of hadamard_size(d) floats, which are overwritten."""
+    scalars = torch.empty((1, m), dtype=torch.float32, device=buffer.device)
+    _encode_rows(buffer[None, :d], buffer[None], keys, _Matrix(*hadamard_order(d)), m, scalars)
+    return scalars
+
+
+def _encode_rows(gradients: Tensor, buffer: Tensor, keys: DeviceKeys, matrix: _Matrix, m: int, scalars: Tensor) -> None:
+    clients, d = gradients.shape
+    kernels.diagonal_kernel[(-(-matrix.size // TILE), clients)](
+        gradients, buffer, keys.seeds, gradients.stride(0), d, matrix.size, num_warps=4
+    )
+    _transform(buffer, matrix)
+    kernels.gather_rows_kernel[(-(-m // 128), clients)](
+        buffer, scalars, keys.seeds, keys.firsts, _outer_signs(matrix.outer, buffer.device),
+        m, matrix.size, matrix.right_log2, matrix.log2,
+        OUTER=matrix.outer, ROUNDS=matrix.rounds, BLOCK=128, num_warps=4,
+    )  # fmt: skip
 
 
 def hadamard_decode(
@@ -372,17 +384,23 @@ def _chunks(clients: int, n: int) -> Iterator[tuple[slice, int, int]]:
 
 
 def check_gradients(gradients: Tensor) -> None:
-    """Raise GradientError unless `gradients` is a float32 tensor [clients, d] on a GPU, rows without gaps."""
+    """Raise GradientError unless `gradients` is a contiguous float32 tensor [clients, d] on a GPU."""
     if gradients.ndim != 2 or 0 in gradients.shape:
         raise GradientError(
             f"gradients have shape [clients, d], neither of them 0, got {list(gradients.shape)}; "
             "one gradient goes in as gradient[None]"
         )
-    if gradients.dtype != torch.float32:
-        raise GradientError(f"gradients are float32, got {gradients.dtype}; convert with .float()")
-    if not gradients.is_cuda:
-        raise GradientError(f"gradients are on {gradients.device}; a tensor of the CPU goes in as tensor.numpy()")
-    if gradients.requires_grad:
-        raise GradientError("gradients require gradients themselves; pass tensor.detach()")
-    if not gradients.is_contiguous():
-        raise GradientError("gradients are not contiguous in memory; pass gradients.contiguous()")
+    check_tensor(gradients, "gradients")
+
+
+def check_tensor(tensor: Tensor, name: str) -> None:
+    """Raise GradientError unless `tensor` is a contiguous float32 tensor on a GPU, of any shape."""
+    if not isinstance(tensor, Tensor) or not tensor.is_cuda:
+        what = f"a tensor on {tensor.device}" if isinstance(tensor, Tensor) else type(tensor).__name__
+        raise GradientError(f"{name}: expected a tensor on a GPU like those before, got {what}; move it with .cuda()")
+    if tensor.dtype != torch.float32:
+        raise GradientError(f"{name}: expected float32, got {tensor.dtype}; convert with .float()")
+    if tensor.requires_grad:
+        raise GradientError(f"{name}: requires a gradient itself; pass {name}.detach()")
+    if not tensor.is_contiguous():
+        raise GradientError(f"{name}: not contiguous in memory; pass {name}.contiguous()")

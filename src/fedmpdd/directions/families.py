@@ -78,25 +78,57 @@ class Rademacher:
 
     def encode(self, gradients: Float32, keys: Sequence[Key], m: int) -> Float32:
         """See Family."""
-        scalars = np.empty((gradients.shape[0], m), dtype=np.float32)
-        _native.rademacher_encode(gradients, *first_directions(keys, m), scalars, *native.backend())
+        sums = np.zeros((gradients.shape[0], m))
+        self.encode_slice(gradients, 0, keys, sums)
+        return self.scalars(sums)
+
+    def encode_slice(self, slices: Float32, first_tile: int, keys: Sequence[Key], sums: Float64) -> None:
+        """Add to sums [clients, m] what a slice of the gradients, [clients, coordinates], contributes.
+
+        Slices come in order. Each begins with tile `first_tile`, a multiple of 16 tiles.
+        """
+        seeds, firsts = first_directions(keys, sums.shape[1])
+        _native.rademacher_encode(slices, first_tile, seeds, firsts, sums, *native.backend())
+
+    def scalars(self, sums: Float64) -> Float32:
+        """Return the directional derivatives once all slices were added: the one rounding to float32."""
+        scalars = np.empty(sums.shape, dtype=np.float32)
+        _native.round_sums(sums, scalars)
         return scalars
 
     def decode(self, scalars: Float32, factors: Float64, keys: Sequence[Key], d: int) -> Float32:
         """See Family."""
         out = np.zeros(d, dtype=np.float32)
-        seeds, firsts = first_directions(keys, scalars.shape[1])
-        _native.rademacher_decode(scalars, factors, seeds, firsts, out, *native.backend())
+        self.decode_slice(scalars, factors, keys, out, 0)
         return out
+
+    def decode_slice(
+        self, scalars: Float32, factors: Float64, keys: Sequence[Key], out: Float32, first_tile: int
+    ) -> None:
+        """Add to `out`, zeros, the slice of `decode` that begins with tile `first_tile`."""
+        seeds, firsts = first_directions(keys, scalars.shape[1])
+        _native.rademacher_decode(scalars, factors, seeds, firsts, out, first_tile, *native.backend())
 
     def decode_signs(
         self, negative: NDArray[np.uint8], factors: Float64, keys: Sequence[Key], m: int, d: int
     ) -> Float32:
         """See Family. Votes are counted as integers, which is exact and much faster than adding floats."""
         out = np.zeros(d, dtype=np.float32)
-        seeds, firsts = first_directions(keys, m)
-        _native.onebit_decode(negative, m, factors, seeds, firsts, out, *native.backend())
+        self.decode_signs_slice(negative, factors, keys, m, out, 0)
         return out
+
+    def decode_signs_slice(
+        self,
+        negative: NDArray[np.uint8],
+        factors: Float64,
+        keys: Sequence[Key],
+        m: int,
+        out: Float32,
+        first_tile: int,
+    ) -> None:
+        """Add to `out`, zeros, the slice of `decode_signs` that begins with tile `first_tile`."""
+        seeds, firsts = first_directions(keys, m)
+        _native.onebit_decode(negative, m, factors, seeds, firsts, out, first_tile, *native.backend())
 
 
 class Hadamard:
@@ -125,12 +157,18 @@ class Hadamard:
         _native.hadamard_encode(gradients, *first_directions(keys, m), scalars, *native.backend())
         return scalars
 
+    def encode_in_place(self, buffer: Float32, d: int, key: Key, m: int) -> Float32:
+        """`encode` of the one gradient in the first d of hadamard_size(d) floats, which are overwritten: [1, m]."""
+        scalars = np.empty((1, m), dtype=np.float32)
+        _native.hadamard_encode_in_place(buffer, d, *first_directions([key], m), scalars, *native.backend())
+        return scalars
+
     def decode(self, scalars: Float32, factors: Float64, keys: Sequence[Key], d: int) -> Float32:
-        """See Family. Clients that share a seed share one inverse transform."""
-        out = np.zeros(d, dtype=np.float32)
+        """See Family. Clients that share a seed share one inverse transform, the first of them in the result itself."""
+        padded = np.empty(hadamard_size(d), dtype=np.float32)
         seeds, firsts = first_directions(keys, scalars.shape[1])
-        _native.hadamard_decode(scalars, factors, seeds, firsts, out, *native.backend())
-        return out
+        _native.hadamard_decode(scalars, factors, seeds, firsts, padded, d, *native.backend())
+        return padded[:d]
 
     def decode_signs(
         self, negative: NDArray[np.uint8], factors: Float64, keys: Sequence[Key], m: int, d: int

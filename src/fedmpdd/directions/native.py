@@ -15,6 +15,7 @@ from fedmpdd.errors import BackendError, GradientError
 ISA_VARIABLE = "FEDMPDD_ISA"
 THREADS_VARIABLE = "FEDMPDD_THREADS"
 ISA_NAMES = ("avx512", "avx2", "neon", "plain")
+MOMENT_LANES = 32  # sixteen sums side by side for each of two moments
 
 
 class Backend(NamedTuple):
@@ -87,11 +88,7 @@ def _check_threads(wanted: str | None) -> int:
 
 def check_gradients(gradients: NDArray[np.float32]) -> None:
     """Raise GradientError unless `gradients` is a C-contiguous float32 array [clients, d], neither of them 0."""
-    if not isinstance(gradients, np.ndarray) or isinstance(gradients, np.ma.MaskedArray):
-        raise GradientError(
-            f"gradients are a NumPy array [clients, d], got {type(gradients).__name__}; "
-            "a torch tensor goes in as tensor.detach().cpu().numpy()"
-        )
+    check_array(gradients, "gradients")
     if gradients.ndim != 2:
         raise GradientError(
             f"gradients have shape [clients, d], got {list(gradients.shape)}; "
@@ -101,16 +98,35 @@ def check_gradients(gradients: NDArray[np.float32]) -> None:
         raise GradientError(
             f"gradients of shape {list(gradients.shape)} are empty; at least one client and one coordinate are needed"
         )
-    if gradients.dtype != np.float32:
-        raise GradientError(f"gradients are float32, got {gradients.dtype}; convert with .astype(np.float32)")
-    if not gradients.flags.c_contiguous or not gradients.flags.aligned:
-        raise GradientError("gradients are not contiguous and aligned in memory; make a copy with gradients.copy()")
+
+
+def check_array(array: NDArray[np.float32], name: str) -> None:
+    """Raise GradientError unless `array` is a C-contiguous float32 array, of any shape."""
+    if not isinstance(array, np.ndarray) or isinstance(array, np.ma.MaskedArray):
+        raise GradientError(
+            f"{name}: expected a NumPy array of float32, got {type(array).__name__}; "
+            "a torch tensor goes in as tensor.detach().cpu().numpy()"
+        )
+    if array.dtype != np.float32:
+        raise GradientError(f"{name}: expected float32, got {array.dtype}; convert with .astype(np.float32)")
+    if not array.flags.c_contiguous or not array.flags.aligned:
+        raise GradientError(f"{name}: not contiguous and aligned in memory; make a copy with {name}.copy()")
+
+
+def add_moments(slices: NDArray[np.float32], lanes: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Add the next coordinates, [clients, coordinates], and return [‖g‖², Σ g⁴] of all so far.
+
+    `lanes`, zeros of shape [clients, MOMENT_LANES] at first, keeps the sums. Every slice but the last is a multiple
+    of 16 coordinates long; the moments of the whole then do not depend on where it was cut.
+    """
+    out = np.empty((len(slices), 2))
+    _native.moments(slices, lanes, out, *backend())
+    return out
 
 
 def moments(gradients: NDArray[np.float32]) -> NDArray[np.float64]:
     """Return [‖g‖², Σ g⁴] per gradient, or raise GradientError if a coordinate is not finite."""
-    out = np.empty((gradients.shape[0], 2))
-    _native.moments(gradients, out, *backend())
+    out = add_moments(gradients, np.zeros((gradients.shape[0], MOMENT_LANES)))
     # The squares of finite float32 fit a double, so this sum is finite exactly when every coordinate is.
     if not math.isfinite(out[:, 0].sum()):
         client, coordinate = np.argwhere(~np.isfinite(gradients))[0]

@@ -3,6 +3,7 @@
 TILE = 2048  # coordinates per tile
 TILE_BLOCKS = 16  # Philox blocks per tile
 WORD_STRIDE = 64  # words per tile, and the distance between coordinates of neighbouring bits
+RUN = 16 * TILE  # coordinates whose projections the CPU kernels add up on their own before they add runs to each other
 QUAD = 4  # directions, or coordinates, whose signed values are added to each other first
 
 DOMAIN_DIRECTIONS = 0

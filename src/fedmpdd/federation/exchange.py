@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmpdd.codecs import MPDD, Codec, DeComFL, ErrorFeedback, FedSGD, Update
-from fedmpdd.codecs.base import weights_as_factors
+from fedmpdd.codecs.base import mean_factors
 from fedmpdd.directions import Key
 from fedmpdd.wire import Session
 
@@ -92,7 +92,7 @@ class DeviceExchange:
 
     def receive(self, session: Session, sent: Sent, keys: list[Key], weights: Sequence[float] | None) -> Tensor:
         """See Exchange."""
-        factors = torch.from_numpy(weights_as_factors(len(keys), weights)).to(self._device)
+        factors = torch.from_numpy(mean_factors(len(keys), weights)).to(self._device)
         codec = session.codec
         if not isinstance(codec, MPDD):
             mean: Tensor = factors.float() @ sent.content

@@ -91,6 +91,27 @@ int tile_coordinates(std::uint64_t d, std::uint64_t tile) {
   return static_cast<int>(std::min<std::uint64_t>(kTile, d - tile * kTile));
 }
 
+// The scalars of one client's gradient g, by way of x, a buffer as long as the matrix's order; the two may be one.
+void encode_client(const Kernels& kernels, const Batch& batch, const HadamardOrder& order, std::size_t client,
+                   const float* g, float* x, float* scalars, int threads) {
+  const OuterMatrix& matrix = outer_matrix(order.outer);
+  const std::uint64_t size = order.size(), tiles = (batch.d + kTile - 1) / kTile, seed = batch.seeds[client];
+  parallel_for(tiles, threads, [&](std::size_t tile, int) {
+    kernels.apply_signs(g + tile * kTile, x + tile * kTile, tile_coordinates(batch.d, tile), tile, seed,
+                        kDomainDiagonal, 0, false);
+  });
+  std::fill(x + batch.d, x + size, 0.0f);
+  fwht_runs(kernels, x, order, threads);
+  // Of the outer matrix only the rows that are sent are ever computed.
+  const Feistel feistel = feistel_for(seed, order);
+  for_pieces(batch.m, kRowPiece, threads, [&](std::uint64_t begin, std::uint64_t end) {
+    for_rows(kernels, feistel, size, batch.firsts[client] + begin, end - begin,
+             [&](std::uint64_t done, const std::uint64_t* rows, int count) {
+      kernels.outer_rows(x, order.log2, matrix, rows, count, scalars + begin + done);
+    });
+  });
+}
+
 }  // namespace
 
 HadamardOrder hadamard_order(std::uint64_t d) {
@@ -130,40 +151,29 @@ Feistel feistel_for(std::uint64_t seed, const HadamardOrder& order) {
 
 void hadamard_encode(const Kernels& kernels, const Batch& batch, const float* gradients, float* scalars, int threads) {
   const HadamardOrder order = hadamard_order(batch.d);
-  const OuterMatrix& matrix = outer_matrix(order.outer);
-  const std::uint64_t size = order.size(), tiles = (batch.d + kTile - 1) / kTile;
+  const std::uint64_t size = order.size();
   threads = worthwhile_threads(threads, static_cast<double>(size) * static_cast<double>(batch.clients), kFloatsPerThread);
   // Many clients: one thread each. Few: all threads work on one client at a time, and one buffer is enough.
   const bool per_client = batch.clients >= static_cast<std::size_t>(threads);
   const int buffers = per_client ? threads : 1, inner = per_client ? 1 : threads;
   const std::unique_ptr<float[]> memory(new float[static_cast<std::size_t>(buffers) * size]);
 
-  const auto encode_client = [&](std::size_t client, float* x) {
-    const float* g = gradients + client * batch.d;
-    const std::uint64_t seed = batch.seeds[client];
-    parallel_for(tiles, inner, [&](std::size_t tile, int) {
-      kernels.apply_signs(g + tile * kTile, x + tile * kTile, tile_coordinates(batch.d, tile), tile, seed,
-                          kDomainDiagonal, 0, false);
-    });
-    std::fill(x + batch.d, x + size, 0.0f);
-    fwht_runs(kernels, x, order, inner);
-    // Of the outer matrix only the rows that are sent are ever computed.
-    const Feistel feistel = feistel_for(seed, order);
-    float* out = scalars + client * batch.m;
-    for_pieces(batch.m, kRowPiece, inner, [&](std::uint64_t begin, std::uint64_t end) {
-      for_rows(kernels, feistel, size, batch.firsts[client] + begin, end - begin,
-               [&](std::uint64_t done, const std::uint64_t* rows, int count) {
-        kernels.outer_rows(x, order.log2, matrix, rows, count, out + begin + done);
-      });
-    });
+  const auto encode = [&](std::size_t client, float* x) {
+    encode_client(kernels, batch, order, client, gradients + client * batch.d, x, scalars + client * batch.m, inner);
   };
   if (per_client) {
     parallel_for(batch.clients, threads, [&](std::size_t client, int worker) {
-      encode_client(client, memory.get() + static_cast<std::size_t>(worker) * size);
+      encode(client, memory.get() + static_cast<std::size_t>(worker) * size);
     });
   } else {
-    for (std::size_t client = 0; client < batch.clients; ++client) encode_client(client, memory.get());
+    for (std::size_t client = 0; client < batch.clients; ++client) encode(client, memory.get());
   }
+}
+
+void hadamard_encode_in_place(const Kernels& kernels, const Batch& batch, float* buffer, float* scalars, int threads) {
+  const HadamardOrder order = hadamard_order(batch.d);
+  threads = worthwhile_threads(threads, static_cast<double>(order.size()), kFloatsPerThread);
+  encode_client(kernels, batch, order, 0, buffer, buffer, scalars, threads);
 }
 
 void hadamard_decode(const Kernels& kernels, const Batch& batch, const float* scalars, const double* factors,
@@ -181,11 +191,14 @@ void hadamard_decode(const Kernels& kernels, const Batch& batch, const float* sc
     if (is_new) groups.emplace_back();
     groups[entry->second].push_back(i);
   }
-  std::vector<float> z(size);
+  // The first transform takes place in `out` itself, and in a round of one seed it is the only one.
+  const std::unique_ptr<float[]> scratch(groups.size() > 1 ? new float[size] : nullptr);
   for (const auto& group : groups) {
+    const bool is_first = &group == &groups.front();
+    float* z = is_first ? out : scratch.get();
     const std::uint64_t seed = batch.seeds[group.front()];
     const Feistel feistel = feistel_for(seed, order);
-    std::fill(z.begin(), z.end(), 0.0f);
+    std::fill_n(z, size, 0.0f);
     for (const std::size_t client : group) {
       const DecodeItem item{seed, batch.firsts[client], factors[client], scalars + client * batch.m, nullptr};
       for_rows(kernels, feistel, size, item.first, batch.m,
@@ -197,12 +210,12 @@ void hadamard_decode(const Kernels& kernels, const Batch& batch, const float* sc
     }
     if (order.outer > 1)
       for_pieces(columns, kColumnPiece, threads, [&](std::uint64_t begin, std::uint64_t end) {
-        kernels.outer_transpose(z.data(), columns, matrix, begin, end);
+        kernels.outer_transpose(z, columns, matrix, begin, end);
       });
-    fwht_runs(kernels, z.data(), order, threads);
+    fwht_runs(kernels, z, order, threads);
     parallel_for(tiles, threads, [&](std::size_t tile, int) {
-      kernels.apply_signs(z.data() + tile * kTile, out + tile * kTile, tile_coordinates(batch.d, tile), tile, seed,
-                          kDomainDiagonal, 0, true);
+      kernels.apply_signs(z + tile * kTile, out + tile * kTile, tile_coordinates(batch.d, tile), tile, seed,
+                          kDomainDiagonal, 0, !is_first);
     });
   }
 }

@@ -35,13 +35,15 @@ struct OuterMatrix {
   std::uint32_t negative[28];
 };
 
+constexpr int kMomentLanes = 16;  // sums side by side, whatever the vector width
+
 struct Kernels {
   const char* name;
 
-  // out[j] += sum over the tiles' coordinates of sign(first + j, c) * g[c], j < count. `out` has room for
-  // `count` rounded up to a multiple of 16.
-  void (*rademacher_encode)(const float* g, std::uint64_t d, std::uint64_t tile_begin, std::uint64_t tile_end,
-                            std::uint64_t seed, std::uint32_t first, std::uint32_t count, double* out);
+  // out[j] += sum over c < coordinates of sign(first + j, first coordinate of the tile + c) * g[c], j < count. `out`
+  // has room for `count` rounded up to a multiple of 16.
+  void (*rademacher_encode)(const float* g, std::uint64_t coordinates, std::uint64_t tile, std::uint64_t seed,
+                            std::uint32_t first, std::uint32_t count, double* out);
   // acc[0..2047] += the tile's coordinates of sum over items and directions, in the order of the spec.
   void (*rademacher_decode)(float* acc, int coordinates, std::uint64_t tile, const DecodeItem* items,
                             std::size_t item_count, std::uint32_t m);
@@ -61,8 +63,8 @@ struct Kernels {
   // out[i] = entry rows[i] of (outer matrix x identity) y, for the count rows that are wanted.
   void (*outer_rows)(const float* y, int log2, const OuterMatrix& matrix, const std::uint64_t* rows, int count,
                      float* out);
-  // moments[0] = sum of squares, moments[1] = sum of fourth powers, in double.
-  void (*moments)(const float* x, std::uint64_t d, double moments[2]);
+  // lanes[0][i] += squares, lanes[1][i] += fourth powers of x[i], x[i + 16], ..., in double.
+  void (*moments)(const float* x, std::uint64_t d, double lanes[2][kMomentLanes]);
   // rows[i] = permutation(first + i), i < count, for slots below the order of the matrix.
   void (*permute)(const Feistel& feistel, std::uint64_t first, std::uint64_t count, std::uint64_t* rows);
 };

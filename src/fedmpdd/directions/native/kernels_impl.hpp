@@ -197,8 +197,8 @@ void encode_unit(const float* tables, std::uint64_t first_block, const RoundKeys
 }
 
 template <class S>
-void rademacher_encode(const float* g, std::uint64_t d, std::uint64_t tile_begin, std::uint64_t tile_end,
-                       std::uint64_t seed, std::uint32_t first, std::uint32_t count, double* out) {
+void rademacher_encode(const float* g, std::uint64_t coordinates, std::uint64_t tile, std::uint64_t seed,
+                       std::uint32_t first, std::uint32_t count, double* out) {
   using Unit = void (*)(const float*, std::uint64_t, const RoundKeys&, std::uint32_t, std::uint32_t, double*);
   static constexpr Unit units[8] = {encode_unit<S, 1>, encode_unit<S, 2>, encode_unit<S, 3>, encode_unit<S, 4>,
                                     encode_unit<S, 5>, encode_unit<S, 6>, encode_unit<S, 7>, encode_unit<S, 8>};
@@ -206,9 +206,9 @@ void rademacher_encode(const float* g, std::uint64_t d, std::uint64_t tile_begin
   const SignedSums sums;
   alignas(64) float padded[kTile];
   alignas(64) float tables[kUnitBlocks * 4 * kWordTables * kTableFloats];
-  for (std::uint64_t tile = tile_begin; tile < tile_end; ++tile) {
-    const float* x = g + tile * kTile;
-    const std::uint64_t left = d - tile * kTile;
+  for (std::uint64_t begin = 0; begin < coordinates; begin += kTile, ++tile) {
+    const float* x = g + begin;
+    const std::uint64_t left = coordinates - begin;
     int quads = 8;
     if (left < kTile) {
       std::memset(padded, 0, sizeof padded);
@@ -438,7 +438,7 @@ inline void flip_columns(const float* in, float* out, int bits, typename S::U wo
   if (bit < bits) {
     const auto value = S::template flip<bit>(S::load(in + bit * kWordStride), words);
     float* column = out + bit * kWordStride;
-    S::store(column, accumulate ? S::add(S::load(column), value) : value);
+    S::store(column, S::add(accumulate ? S::load(column) : S::zero(), value));
   }
 }
 
@@ -644,27 +644,26 @@ void permute(const Feistel& feistel, std::uint64_t first, std::uint64_t count, s
   }
 }
 
-// Sixteen sums side by side whatever the vector width, so that every machine gets the same.
+// So many sums side by side on every machine, so that every machine gets the same.
 template <class S>
-void moments(const float* x, std::uint64_t d, double out[2]) {
-  constexpr int width = 16;
-  double second[width] = {}, fourth[width] = {};
+void moments(const float* x, std::uint64_t d, double lanes[2][kMomentLanes]) {
+  constexpr int width = kMomentLanes;
+  double second[width], fourth[width];
+  for (int lane = 0; lane < width; ++lane) second[lane] = lanes[0][lane];
+  for (int lane = 0; lane < width; ++lane) fourth[lane] = lanes[1][lane];
   std::uint64_t i = 0;
   for (; i + width <= d; i += width) {
-    double squares[width];  // three short loops, each of which compilers turn into vector code
+    double squares[width];  // short loops, each of which compilers turn into vector code
     for (int lane = 0; lane < width; ++lane) squares[lane] = static_cast<double>(x[i + lane]) * x[i + lane];
     for (int lane = 0; lane < width; ++lane) second[lane] += squares[lane];
     for (int lane = 0; lane < width; ++lane) fourth[lane] += squares[lane] * squares[lane];
   }
+  for (int lane = 0; lane < width; ++lane) lanes[0][lane] = second[lane];
+  for (int lane = 0; lane < width; ++lane) lanes[1][lane] = fourth[lane];
   for (int lane = 0; i < d; ++i, ++lane) {
     const double square = static_cast<double>(x[i]) * x[i];
-    second[lane] += square;
-    fourth[lane] += square * square;
-  }
-  out[0] = out[1] = 0.0;
-  for (int lane = 0; lane < width; ++lane) {
-    out[0] += second[lane];
-    out[1] += fourth[lane];
+    lanes[0][lane] += square;
+    lanes[1][lane] += square * square;
   }
 }
 

@@ -22,6 +22,8 @@ namespace {
 using fedmpdd::Batch;
 using fedmpdd::Kernels;
 
+constexpr std::uint64_t kMaxD = std::uint64_t{1} << 40;
+
 template <class T> using In1 = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 template <class T> using In2 = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 template <class T> using Out1 = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -44,33 +46,8 @@ Batch batch_of(const In1<std::uint64_t>& seeds, const In1<std::uint64_t>& firsts
   return {clients, d, m, seeds.data(), firsts.data()};
 }
 
-using Encode = void (*)(const Kernels&, const Batch&, const float*, float*, int);
-using Decode = void (*)(const Kernels&, const Batch&, const float*, const double*, float*, int);
-
-template <Encode encode>
-void bind_encode(nb::module_& m, const char* name) {
-  m.def(name, [](const In2<float>& gradients, const In1<std::uint64_t>& seeds, const In1<std::uint64_t>& firsts,
-                 const Out2<float>& scalars, int threads, const std::string& isa) {
-    const Kernels& kernels = kernels_named(isa);
-    require(scalars.shape(0) == gradients.shape(0), "one row of scalars per gradient");
-    const Batch batch = batch_of(seeds, firsts, gradients.shape(0), gradients.shape(1), scalars.shape(1), threads);
-    nb::gil_scoped_release release;
-    const fedmpdd::PlainFloatEnvironment plain;
-    encode(kernels, batch, gradients.data(), scalars.data(), threads);
-  }, "gradients"_a, "seeds"_a, "firsts"_a, "scalars"_a, "threads"_a, "isa"_a);
-}
-
-template <Decode decode>
-void bind_decode(nb::module_& m, const char* name) {
-  m.def(name, [](const In2<float>& scalars, const In1<double>& factors, const In1<std::uint64_t>& seeds,
-                 const In1<std::uint64_t>& firsts, const Out1<float>& out, int threads, const std::string& isa) {
-    const Kernels& kernels = kernels_named(isa);
-    require(factors.shape(0) == scalars.shape(0), "one factor per row of scalars");
-    const Batch batch = batch_of(seeds, firsts, scalars.shape(0), out.shape(0), scalars.shape(1), threads);
-    nb::gil_scoped_release release;
-    const fedmpdd::PlainFloatEnvironment plain;
-    decode(kernels, batch, scalars.data(), factors.data(), out.data(), threads);
-  }, "scalars"_a, "factors"_a, "seeds"_a, "firsts"_a, "out"_a, "threads"_a, "isa"_a);
+void require_padded(std::uint64_t d, std::size_t floats) {
+  require(d > 0 && d <= kMaxD && floats == fedmpdd::hadamard_order(d).size(), "a buffer as long as the matrix's order");
 }
 
 }  // namespace
@@ -78,29 +55,92 @@ void bind_decode(nb::module_& m, const char* name) {
 NB_MODULE(_native, m) {
   m.def("isa_name", [](const std::string& isa) { return std::string(kernels_named(isa).name); }, "isa"_a);
 
-  bind_encode<fedmpdd::rademacher_encode>(m, "rademacher_encode");
-  bind_encode<fedmpdd::hadamard_encode>(m, "hadamard_encode");
-  bind_decode<fedmpdd::rademacher_decode>(m, "rademacher_decode");
-  bind_decode<fedmpdd::hadamard_decode>(m, "hadamard_decode");
+  m.def("rademacher_encode", [](const In2<float>& gradients, std::uint64_t first_tile, const In1<std::uint64_t>& seeds,
+                                const In1<std::uint64_t>& firsts, const Out2<double>& sums, int threads,
+                                const std::string& isa) {
+    const Kernels& kernels = kernels_named(isa);
+    require(sums.shape(0) == gradients.shape(0), "one row of sums per gradient");
+    require(first_tile % fedmpdd::kRunTiles == 0, "a slice begins with a run of 16 tiles");
+    const Batch batch = batch_of(seeds, firsts, gradients.shape(0), gradients.shape(1), sums.shape(1), threads);
+    nb::gil_scoped_release release;
+    const fedmpdd::PlainFloatEnvironment plain;
+    fedmpdd::rademacher_encode(kernels, batch, first_tile, gradients.data(), sums.data(), threads);
+  }, "gradients"_a, "first_tile"_a, "seeds"_a, "firsts"_a, "sums"_a, "threads"_a, "isa"_a);
+
+  m.def("round_sums", [](const In2<double>& sums, const Out2<float>& scalars) {
+    require(sums.shape(0) == scalars.shape(0) && sums.shape(1) == scalars.shape(1), "one scalar per sum");
+    const fedmpdd::PlainFloatEnvironment plain;
+    for (std::size_t i = 0; i < sums.size(); ++i) scalars.data()[i] = static_cast<float>(sums.data()[i]);
+  }, "sums"_a, "scalars"_a);
+
+  m.def("rademacher_decode", [](const In2<float>& scalars, const In1<double>& factors, const In1<std::uint64_t>& seeds,
+                                const In1<std::uint64_t>& firsts, const Out1<float>& out, std::uint64_t first_tile,
+                                int threads, const std::string& isa) {
+    const Kernels& kernels = kernels_named(isa);
+    require(factors.shape(0) == scalars.shape(0), "one factor per row of scalars");
+    const Batch batch = batch_of(seeds, firsts, scalars.shape(0), out.shape(0), scalars.shape(1), threads);
+    nb::gil_scoped_release release;
+    const fedmpdd::PlainFloatEnvironment plain;
+    fedmpdd::rademacher_decode(kernels, batch, first_tile, scalars.data(), factors.data(), out.data(), threads);
+  }, "scalars"_a, "factors"_a, "seeds"_a, "firsts"_a, "out"_a, "first_tile"_a, "threads"_a, "isa"_a);
 
   m.def("onebit_decode", [](const In2<std::uint8_t>& negative, std::uint64_t m_, const In1<double>& factors,
                             const In1<std::uint64_t>& seeds, const In1<std::uint64_t>& firsts, const Out1<float>& out,
-                            int threads, const std::string& isa) {
+                            std::uint64_t first_tile, int threads, const std::string& isa) {
     const Kernels& kernels = kernels_named(isa);
     require(negative.shape(1) * 8 >= m_ && factors.shape(0) == negative.shape(0), "m bits and a factor a row");
     const Batch batch = batch_of(seeds, firsts, negative.shape(0), out.shape(0), m_, threads);
     nb::gil_scoped_release release;
     const fedmpdd::PlainFloatEnvironment plain;
-    fedmpdd::onebit_decode(kernels, batch, negative.data(), negative.shape(1), factors.data(), out.data(), threads);
-  }, "negative"_a, "m"_a, "factors"_a, "seeds"_a, "firsts"_a, "out"_a, "threads"_a, "isa"_a);
+    fedmpdd::onebit_decode(kernels, batch, first_tile, negative.data(), negative.shape(1), factors.data(), out.data(),
+                           threads);
+  }, "negative"_a, "m"_a, "factors"_a, "seeds"_a, "firsts"_a, "out"_a, "first_tile"_a, "threads"_a, "isa"_a);
 
-  m.def("moments", [](const In2<float>& gradients, const Out2<double>& out, int threads, const std::string& isa) {
+  m.def("hadamard_encode", [](const In2<float>& gradients, const In1<std::uint64_t>& seeds,
+                              const In1<std::uint64_t>& firsts, const Out2<float>& scalars, int threads,
+                              const std::string& isa) {
     const Kernels& kernels = kernels_named(isa);
-    require(out.shape(0) == gradients.shape(0) && out.shape(1) == 2 && threads > 0, "two moments per gradient");
+    require(scalars.shape(0) == gradients.shape(0), "one row of scalars per gradient");
+    const Batch batch = batch_of(seeds, firsts, gradients.shape(0), gradients.shape(1), scalars.shape(1), threads);
     nb::gil_scoped_release release;
     const fedmpdd::PlainFloatEnvironment plain;
-    fedmpdd::gradient_moments(kernels, gradients.data(), gradients.shape(0), gradients.shape(1), out.data(), threads);
-  }, "gradients"_a, "out"_a, "threads"_a, "isa"_a);
+    fedmpdd::hadamard_encode(kernels, batch, gradients.data(), scalars.data(), threads);
+  }, "gradients"_a, "seeds"_a, "firsts"_a, "scalars"_a, "threads"_a, "isa"_a);
+
+  m.def("hadamard_encode_in_place", [](const Out1<float>& buffer, std::uint64_t d, const In1<std::uint64_t>& seeds,
+                                       const In1<std::uint64_t>& firsts, const Out2<float>& scalars, int threads,
+                                       const std::string& isa) {
+    const Kernels& kernels = kernels_named(isa);
+    require_padded(d, buffer.shape(0));
+    require(scalars.shape(0) == 1, "one row of scalars");
+    const Batch batch = batch_of(seeds, firsts, 1, d, scalars.shape(1), threads);
+    nb::gil_scoped_release release;
+    const fedmpdd::PlainFloatEnvironment plain;
+    fedmpdd::hadamard_encode_in_place(kernels, batch, buffer.data(), scalars.data(), threads);
+  }, "buffer"_a, "d"_a, "seeds"_a, "firsts"_a, "scalars"_a, "threads"_a, "isa"_a);
+
+  m.def("hadamard_decode", [](const In2<float>& scalars, const In1<double>& factors, const In1<std::uint64_t>& seeds,
+                              const In1<std::uint64_t>& firsts, const Out1<float>& out, std::uint64_t d, int threads,
+                              const std::string& isa) {
+    const Kernels& kernels = kernels_named(isa);
+    require(factors.shape(0) == scalars.shape(0), "one factor per row of scalars");
+    require_padded(d, out.shape(0));
+    const Batch batch = batch_of(seeds, firsts, scalars.shape(0), d, scalars.shape(1), threads);
+    nb::gil_scoped_release release;
+    const fedmpdd::PlainFloatEnvironment plain;
+    fedmpdd::hadamard_decode(kernels, batch, scalars.data(), factors.data(), out.data(), threads);
+  }, "scalars"_a, "factors"_a, "seeds"_a, "firsts"_a, "out"_a, "d"_a, "threads"_a, "isa"_a);
+
+  m.def("moments", [](const In2<float>& gradients, const Out2<double>& lanes, const Out2<double>& out, int threads,
+                      const std::string& isa) {
+    const Kernels& kernels = kernels_named(isa);
+    const std::size_t rows = gradients.shape(0);
+    require(out.shape(0) == rows && out.shape(1) == 2 && threads > 0, "two moments per gradient");
+    require(lanes.shape(0) == rows && lanes.shape(1) == 2 * fedmpdd::kMomentLanes, "16 lanes per moment and gradient");
+    nb::gil_scoped_release release;
+    const fedmpdd::PlainFloatEnvironment plain;
+    fedmpdd::gradient_moments(kernels, gradients.data(), rows, gradients.shape(1), lanes.data(), out.data(), threads);
+  }, "gradients"_a, "lanes"_a, "out"_a, "threads"_a, "isa"_a);
 
   m.def("rounding_words", [](const In1<std::uint64_t>& seeds, const In1<std::uint64_t>& slots,
                              const Out2<std::uint32_t>& out) {
@@ -137,14 +177,14 @@ NB_MODULE(_native, m) {
     return nb::make_tuple(out[0], out[1], out[2], out[3]);
   }, "c0"_a, "c1"_a, "c2"_a, "c3"_a, "key"_a);
   m.def("hadamard_order", [](std::uint64_t d) {
-    require(d > 0 && d <= (std::uint64_t{1} << 40), "d must be in [1, 2^40]");
+    require(d > 0 && d <= kMaxD, "d must be in [1, 2^40]");
     const auto order = fedmpdd::hadamard_order(d);
     return nb::make_tuple(order.outer, order.log2);
   }, "d"_a);
   m.def("hadamard_rows", [](std::uint64_t seed, std::uint64_t d, std::uint64_t first, const Out1<std::uint64_t>& rows,
                             const std::string& isa) {
     const Kernels& kernels = kernels_named(isa);
-    require(d > 0 && d <= (std::uint64_t{1} << 40), "d must be in [1, 2^40]");
+    require(d > 0 && d <= kMaxD, "d must be in [1, 2^40]");
     const auto order = fedmpdd::hadamard_order(d);
     require(rows.shape(0) <= order.size() && first <= order.size() - rows.shape(0), "rows beyond the matrix");
     kernels.permute(fedmpdd::feistel_for(seed, order), first, rows.shape(0), rows.data());
