@@ -276,8 +276,7 @@ Device = Annotated[str, typer.Option(help="cpu, or cuda: the kernels and the eng
 
 def _bench_device(device: str) -> str:
     if device == "cuda":
-        _training()
-        from fedmpdd.federation.devices import why_no_gpu
+        from fedmpdd.directions import why_no_gpu
 
         if problem := why_no_gpu():
             raise InputError(f"--device cuda: {problem}")
@@ -347,9 +346,7 @@ def bench_rounds(
     from fedmpdd.bench import rounds as bench
 
     if _bench_device(device) == "cuda":
-        from fedmpdd.bench import cuda as gpu_bench
-
-        rows = list(gpu_bench.run_rounds(seconds, tf32=tf32))
+        rows = list(bench.run_on_gpu(seconds, tf32=tf32))
     else:
         from fedmpdd.bench import engines
 

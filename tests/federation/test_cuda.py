@@ -76,7 +76,7 @@ def test_a_config_has_one_result(gpu: str, changes: dict[str, Any]) -> None:
 
 
 def test_it_learns(gpu: str) -> None:
-    fed = federation(gpu, rounds=60, lr=0.2, codec={"name": "mpdd", "m": 400, "family": "hadamard"})
+    fed = federation(gpu, model="logistic", rounds=60, codec={"name": "mpdd", "m": 400, "family": "hadamard"})
     before = fed.evaluate(fed.flat)[0]
     for _ in range(60):
         fed.run_round()

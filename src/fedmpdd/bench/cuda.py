@@ -1,4 +1,4 @@
-"""`fedmpdd bench codec --device cuda` and `bench rounds --device cuda`: the same codec on a GPU.
+"""`fedmpdd bench codec --device cuda`: the same codec on a GPU.
 
 Times are medians of device events: how long the GPU works, launches queued before. What a call takes on the clock,
 checks and launches and the copy of the keys included, stands beside it.
@@ -10,18 +10,12 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-import numpy as np
 import torch
 
 from fedmpdd.bench.codec import Case, Row
-from fedmpdd.bench.rounds import Row as RoundRow
 from fedmpdd.codecs import MPDD, mpdd_cuda
-from fedmpdd.data import Dataset, Examples
 from fedmpdd.directions import cuda, partitioned_keys
 from fedmpdd.directions.spec import hadamard_order
-from fedmpdd.federation.compare import codec_config
-from fedmpdd.federation.config import parse_config
-from fedmpdd.federation.engine import federation_of
 
 CASES = (
     Case("encode", MPDD(1000), 11_689_512, goal_ms=1.2, rivals=True),
@@ -42,7 +36,6 @@ CASES = (
     Case("encode", MPDD(16), 1_100_000_000),
     Case("decode", MPDD(16), 1_100_000_000),
 )
-ROUND_CODECS = ("mpdd:m=600", "mpdd:m=600:bits=1:family=hadamard:keys=partitioned", "fedsgd")
 _HEAD_START = 2_000_000  # GPU cycles: about a millisecond in which the calls that are timed can be queued
 
 
@@ -153,33 +146,3 @@ def _rivals(gradient: torch.Tensor, m: int) -> Iterator[tuple[str, Callable[[], 
 
     yield "torch-chunked", chunked
     yield "torch-inplace", in_place
-
-
-def run_rounds(seconds: float = 3.0, *, tf32: bool = False) -> Iterator[RoundRow]:
-    """Whole rounds of the CIFAR-10 CNN: 100 clients, all in every round, batch 64; made-up images will do."""
-    rng = np.random.default_rng(0)
-
-    def examples(count: int) -> Examples:
-        return Examples(rng.integers(0, 256, (count, 3, 32, 32), dtype=np.uint8), np.arange(count) % 10)
-
-    dataset = Dataset("made-up", examples(50_000), examples(100), 10, (0.5,) * 3, (0.25,) * 3)
-    values = {"model": "cnn-mcmahan2017", "clients": 100, "batch": 64, "lr": 0.005, "device": "cuda", "tf32": tf32}
-    config = parse_config({**values, "rounds": 10**6, "evaluate_every": 10**6, "codec": {"name": "mpdd", "m": 600}})
-    for text in ROUND_CODECS:
-        federation = federation_of(codec_config(config, text), dataset)
-        for _ in range(3):
-            federation.run_round()
-        times, shares = [], []
-        end = time.perf_counter() + seconds
-        while (start := time.perf_counter()) < end:
-            metrics = federation.run_round()
-            times.append(time.perf_counter() - start)
-            shares.append((metrics.encode_s + metrics.decode_s) / times[-1])
-        yield RoundRow(
-            f"local, {torch.cuda.get_device_name()}{', tf32' if tf32 else ''}",
-            text,
-            config.per_round,
-            config.batch,
-            1 / median(times),
-            median(shares),
-        )

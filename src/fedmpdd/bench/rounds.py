@@ -7,9 +7,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+
+from fedmpdd.data import Dataset, Examples
 from fedmpdd.federation.compare import codec_config
 from fedmpdd.federation.config import RunConfig, parse_config
-from fedmpdd.federation.engine import make_federation
+from fedmpdd.federation.engine import federation_of, make_federation
 
 CODECS = (
     "fedsgd",
@@ -18,6 +21,7 @@ CODECS = (
     "mpdd:m=400:family=hadamard:keys=partitioned",
     "mpdd:m=400:bits=1:family=hadamard:keys=partitioned",
 )
+GPU_CODECS = ("mpdd:m=600", "mpdd:m=600:bits=1:family=hadamard:keys=partitioned", "fedsgd")
 
 
 @dataclass(frozen=True)
@@ -65,3 +69,35 @@ def run(batch: int = 1, seconds: float = 3.0, data_dir: Path | None = None) -> I
                 times[text].append(time.perf_counter() - start)
     for text in CODECS:
         yield Row("local", text, config.per_round, batch, 1 / median(times[text]))
+
+
+def run_on_gpu(seconds: float = 3.0, *, tf32: bool = False) -> Iterator[Row]:
+    """Whole rounds of the CIFAR-10 CNN: 100 clients, all in every round, batch 64; made-up images will do."""
+    import torch
+
+    rng = np.random.default_rng(0)
+
+    def examples(count: int) -> Examples:
+        return Examples(rng.integers(0, 256, (count, 3, 32, 32), dtype=np.uint8), np.arange(count) % 10)
+
+    dataset = Dataset("made-up", examples(50_000), examples(100), 10, (0.5,) * 3, (0.25,) * 3)
+    values = {"model": "cnn-mcmahan2017", "clients": 100, "batch": 64, "lr": 0.005, "device": "cuda", "tf32": tf32}
+    config = parse_config({**values, "rounds": 10**6, "evaluate_every": 10**6, "codec": {"name": "mpdd", "m": 600}})
+    for text in GPU_CODECS:
+        federation = federation_of(codec_config(config, text), dataset)
+        for _ in range(3):
+            federation.run_round()
+        times, shares = [], []
+        end = time.perf_counter() + seconds
+        while (start := time.perf_counter()) < end:
+            metrics = federation.run_round()
+            times.append(time.perf_counter() - start)
+            shares.append((metrics.encode_s + metrics.decode_s) / times[-1])
+        yield Row(
+            f"local, {torch.cuda.get_device_name()}{', tf32' if tf32 else ''}",
+            text,
+            config.per_round,
+            config.batch,
+            1 / median(times),
+            median(shares),
+        )

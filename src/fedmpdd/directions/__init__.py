@@ -5,6 +5,7 @@ The stream is a published standard, docs/directions.md, so that any two machines
 
 from fedmpdd.directions.coordinates import distinct_coordinates
 from fedmpdd.directions.families import FAMILIES, Family, Hadamard, Rademacher, check_d, direction, family_named
+from fedmpdd.directions.gpu import why_no_gpu
 from fedmpdd.directions.keys import Key, check_key, derive_seed, partitioned_keys, rounding_words
 from fedmpdd.directions.native import (
     MOMENT_LANES,
@@ -50,4 +51,5 @@ __all__ = [
     "partitioned_keys",
     "rounding_words",
     "using",
+    "why_no_gpu",
 ]

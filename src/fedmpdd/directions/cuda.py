@@ -125,7 +125,7 @@ class RademacherSums:
         )
         runs = -(-tiles // RUN_TILES)
         split = -(-m // 32) * runs * clients < SPLIT_RUNS
-        per_thread = 1 if split else 2  # directions
+        per_thread = 1 if split or m <= 32 else 2  # directions
         wide = -(-m // (32 * per_thread))
         groups_per_part = 1 if split else 4 * RUN_TILES
         parts = 4 * tiles if split else runs

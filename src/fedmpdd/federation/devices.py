@@ -5,7 +5,8 @@ from contextlib import contextmanager
 
 import torch
 
-from fedmpdd.errors import BackendError, ConfigError
+from fedmpdd.directions import why_no_gpu
+from fedmpdd.errors import ConfigError
 from fedmpdd.federation.config import RunConfig
 
 
@@ -19,17 +20,6 @@ def resolve_device(config: RunConfig) -> RunConfig:
     if config.device == "cuda":
         raise ConfigError(f'device = "cuda": {problem}; use device = "cpu" or "auto"')
     return config.model_copy(update={"device": "cpu"})
-
-
-def why_no_gpu() -> str | None:
-    """Return why nothing can be computed on a GPU here, None if it can."""
-    if not torch.cuda.is_available():
-        return "PyTorch sees no CUDA device here"
-    try:
-        from fedmpdd.directions import cuda  # noqa: F401 (whether it can be imported is the question)
-    except BackendError as error:
-        return str(error)
-    return None
 
 
 @contextmanager
