@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 NATIVE := CMakeLists.txt $(wildcard src/fedmpdd/directions/native/*)
 
-.PHONY: demo test lint bench kernels neon clean
+.PHONY: demo test lint bench gpu kernels neon clean
 
 demo: $(VENV)/.installed
 	$(BIN)/fedmpdd demo
@@ -19,6 +19,11 @@ lint: $(VENV)/.installed
 
 bench: $(VENV)/.installed
 	$(BIN)/fedmpdd bench codec
+
+# On a machine with a GPU and a PyTorch that knows it: `make gpu PYTHON=…` uses that Python as it is, with what it has.
+gpu:
+	$(PYTHON) -m pip install --quiet --no-deps --no-build-isolation --editable .
+	$(PYTHON) tools/gpu_record.py
 
 # Two steps, so that a change of the kernels rebuilds the package alone. torch goes first: packages that ask for
 # an open range of it are then content with the one that is there.

@@ -54,7 +54,8 @@ def main(folder: Path) -> None:
         "| --- | --- | --- | --- | --- |",
     ]
     for row in codec["rows"]:
-        what = f"{row['op']} {row['family']}, {row['bits']} bits, d = {row['d']:,}, m = {row['m']:,}, {row['clients']} client(s)"
+        shape = f"d = {row['d']:,}, m = {row['m']:,}, {row['clients']} client(s)"
+        what = f"{row['op']} {row['family']}, {row['bits']} bits, {shape}"
         goal = "" if row["goal_ms"] is None else f"≤ {row['goal_ms']:.3g}"
         clock = "" if row["wall_ms"] is None else f"{row['wall_ms']:.3f}"
         lines.append(f"| {what} | {row['impl']} | {row['median_ms']:.4f} | {goal} | {clock} |")
