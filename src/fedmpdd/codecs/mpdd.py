@@ -190,6 +190,13 @@ class MPDD(Codec):
             return pack_nibbles(levels.astype(np.int8))
         return levels.astype(_INTEGER_TYPES[self.bits])
 
+    def levels_of(self, update: Update) -> Float32:
+        """Return the scalars of an update [m] in units of its scale (1 for 32 bits), as float32."""
+        scalars = update.arrays[-1]
+        if self.bits == 1:
+            return 1.0 - np.float32(2.0) * np.unpackbits(scalars, count=self.m, bitorder="little")
+        return self._unpack(scalars).astype(np.float32)
+
     def _unpack(self, scalars: NDArray[Any]) -> NDArray[Any]:
         """Levels of scalars of 4 to 16 bits."""
         return unpack_nibbles(scalars, self.m) if self.bits == 4 else scalars
