@@ -1,0 +1,1 @@
+"""What an attacker gets from updates, and what can be guaranteed."""
