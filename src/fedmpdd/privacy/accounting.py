@@ -11,6 +11,8 @@ from typing import Any, Literal
 from fedmpdd.errors import MissingDependencyError, PrivacyError
 
 Accountant = Literal["closed form", "pld", "rdp"]
+LARGEST_LOG_NOISE = 12.0
+SMALLEST_NOISE = 1e-6  # of one release: ε is beyond 10^11 then, and beyond what floating point can tell
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ def epsilon(
     """
     chosen = accountant or _tightest(sampling)
     _check(noise_multiplier, steps, delta, sampling, chosen)
-    if noise_multiplier == 0:
+    if noise_multiplier / math.sqrt(steps) < SMALLEST_NOISE:
         return Spent(math.inf, chosen)
     if chosen == "closed form":
         return Spent(float(_dp_accounting().get_epsilon_gaussian(noise_multiplier / math.sqrt(steps), delta)), chosen)
@@ -75,18 +77,22 @@ def noise_multiplier_for(
     if not (isinstance(wanted, int | float) and 0 < wanted < math.inf):
         raise PrivacyError(f"epsilon = {wanted!r} cannot be reached by noise: expected a finite number above 0")
 
-    def spent(noise: float) -> float:
-        return epsilon(noise, steps, delta, sampling=sampling, accountant=accountant).epsilon
+    def excess(log_noise: float) -> float:
+        """How far log ε is above the wanted one: nearly a straight line, which few steps follow to its zero."""
+        found = epsilon(math.exp(log_noise), steps, delta, sampling=sampling, accountant=accountant).epsilon
+        return math.log(max(found, 1e-300) / wanted)
 
-    low, high = 0.0, 1.0
-    while spent(high) > wanted:
-        low, high = high, 2 * high
-        if high > 2**40:
-            raise PrivacyError(f"no noise gives epsilon = {wanted} at delta = {delta}; raise either")
-    while high - low > 1e-4 * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if spent(middle) > wanted else (low, middle)
-    return high
+    _dp_accounting()
+    from scipy.optimize import brentq  # dp-accounting needs it too
+
+    bracket = [0.0, 0.0]
+    outward = 1 if excess(0.0) > 0 else -1
+    while excess(bracket[1]) * outward > 0:
+        bracket = [bracket[1], bracket[1] + outward]
+        if abs(bracket[1]) > LARGEST_LOG_NOISE:
+            raise PrivacyError(f"no noise gives epsilon = {wanted} at delta = {delta}; change either")
+    # A little more than the zero that was found, so that ε is not above the wanted one.
+    return math.exp(float(brentq(excess, *sorted(bracket), xtol=2e-5)) + 4e-5)
 
 
 def _tightest(sampling: Sampling) -> Accountant:

@@ -40,7 +40,7 @@ class Guarantee:
     def statement(self) -> str:
         """The ε in words."""
         if math.isinf(self.epsilon):
-            return "no ε at all: there is no noise"
+            return "no ε at all: there is no noise, or next to none"
         return f"ε = {self.epsilon:.4g} at δ = {self.delta:g}"
 
 
