@@ -223,7 +223,7 @@ def plan(
 
 @app.command()
 def audit(
-    config: Annotated[str, typer.Argument(help="A TOML file, or the name of a shipped config.")],
+    config: Config,
     overrides: Overrides = None,
     codecs: Annotated[
         str | None, typer.Option(help="Codecs, like mpdd:m=400,qsgd:bits=4; else those of CONFIG.")
@@ -263,6 +263,36 @@ def audit(
     for codec in results["codecs"]:
         console.print(f"{codec['model']}, {codec['codec']}: {codec['verdict']}", soft_wrap=True)
     console.print(f"the page: {folder / PAGE}", soft_wrap=True)
+
+
+@app.command("epsilon")
+def epsilon_command(
+    config: Config,
+    overrides: Overrides = None,
+    delta: Annotated[float, typer.Option(help="The δ of (ε, δ): below one over the number of clients.")] = 1e-5,
+    target: Annotated[float | None, typer.Option(help="An ε to reach: also say which noise it takes.")] = None,
+    as_json: Json = False,
+) -> None:
+    """State the (ε, δ) of a config, for each model of trust, with what it rests on."""
+    _training()
+    from fedmpdd.federation import load_config
+    from fedmpdd.privacy.guarantees import NEIGHBOURS, PROTECTS, guarantees, noise_for
+
+    loaded = load_config(config, overrides)
+    stated = guarantees(loaded, delta)
+    needed = noise_for(loaded, target, delta) if target is not None else {}
+    if as_json:
+        _print_json({"rows": [row.as_dict() for row in stated], "noise_multiplier_for_target": needed})
+        return
+    print(f"protects {PROTECTS}\nneighbours: {NEIGHBOURS}")
+    for row in stated:
+        print(f"\n{row.model}: {row.statement}\n  against {row.against}")
+        noise = f"noise multiplier {row.noise_multiplier:.4g}, {row.releases} releases"
+        print(f"  {noise}, sampling {row.sampling}; by {row.accountant}")
+        for assumption in row.assumptions:
+            print(f"  - {assumption}")
+        if row.model in needed:
+            print(f"  ε = {target:g} takes codec.noise_multiplier={needed[row.model]:.4g}")
 
 
 @data_app.command("list")
