@@ -21,7 +21,7 @@ def test_a_gradient_is_that_of_autograd() -> None:
 
 def test_an_attacker_never_sees_a_gradient() -> None:
     """What an observation holds: the model, bytes, and what was agreed on."""
-    assert {f.name for f in dataclasses.fields(Sight)} == {"flat", "frame", "codec", "key"}
+    assert {f.name for f in dataclasses.fields(Sight)} == {"flat", "frame", "codec", "key", "protection"}
     assert {f.name for f in dataclasses.fields(Observation)} == {"victim", "sights", "batch", "labels"}
     victim, flat = linear()
     observations, _, _ = seen(victim, flat, MPDD(5), granted=False)

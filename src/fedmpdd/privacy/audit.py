@@ -171,6 +171,8 @@ def observations_of(audit: Audit, scene: Scene, text: str) -> list[Observation]:
             images,
             labels,
             grant_labels=audit.audit.labels == "known",
+            protection=audit.protection(text),
+            noise=[np.random.default_rng([audit.audit.seed, 1, client, r]) for r in range(rounds)],
         )
         for client, (images, labels) in enumerate(zip(scene.images, scene.labels, strict=True))
     ]
@@ -277,7 +279,9 @@ def _attack(audit: Audit, scene: Scene, text: str, name: str, path: Path, report
     """Make one cell."""
     observations = observations_of(audit, scene, text)
     codec = observations[0].sights[0].codec
-    setting = Setting(audit.config.model, codec, audit.audit.rounds, scene.public, audit.audit.effort)
+    protection = observations[0].sights[0].protection
+    noisy = protection is not None and protection.noise_deviation > 0
+    setting = Setting(audit.config.model, codec, audit.audit.rounds, noisy, scene.public, audit.audit.effort)
     attack = ATTACKS[name](setting)
     start = time.perf_counter()
     found = attack.run(observations, seed=audit.audit.seed, progress=report)

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedmpdd.codecs import Codec
+from fedmpdd.codecs import Codec, Private
 from fedmpdd.errors import ConfigError
 from fedmpdd.federation.compare import codec_config
 from fedmpdd.federation.config import RunConfig, apply_overrides, parse_config, read_table
@@ -55,6 +55,10 @@ class Audit(BaseModel):
         """Return the codec that a text describes."""
         return codec_config(self.config, text).codec.build()
 
+    def protection(self, text: str) -> Private | None:
+        """Return what protects the updates of that codec, if anything does."""
+        return codec_config(self.config, text).codec.protection()
+
     @property
     def batch(self) -> int:
         """Examples in a client's batch."""
@@ -88,5 +92,10 @@ def load_audit(source: str, overrides: list[str], *, codecs: str | None = None, 
 
 def _text_of(config: RunConfig) -> str:
     values = config.codec.model_dump(mode="json")
-    parameters = {key: values[key] for key in values if key not in ("name", "keys", "error_feedback")}
+    unset = {key: field.default for key, field in type(config.codec).model_fields.items()}
+    parameters = {
+        key: value
+        for key, value in values.items()
+        if key not in ("name", "keys", "error_feedback") and not (key in unset and value == unset[key])
+    }
     return ":".join([values["name"], *(f"{key}={value}" for key, value in parameters.items())])

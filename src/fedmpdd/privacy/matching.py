@@ -94,10 +94,22 @@ class Projections:
         self._norms = self._scales / math.sqrt(math.pi / 2)
         self._temperature = _temperature(codec.m)
         self.nats = codec.m / self._temperature if codec.bits == 1 else EXACT
+        self._bound, self._norm_weight = math.inf, 0.1
+        protection = sights[0].protection
+        if protection is not None:
+            noise = protection.noise_deviation
+            if noise > 0:  # a squared difference divided by twice the variance is a log-likelihood
+                self.nats = min(self.nats, float(self._power.mean()) / (2 * noise**2))
+            # What a client clips, the attacker clips; and a norm that was clipped or coarsened says little.
+            self._bound = protection.bound
+            self._norm_weight = 0.0 if math.isfinite(self._bound) else 0.01
 
     def __call__(self, gradients: Tensor) -> Tensor:
         """See Match."""
         scalars = project(gradients, self._keys, self._codec)
+        if math.isfinite(self._bound):
+            lengths = scalars.square().sum(dim=1, keepdim=True).clamp_min(1e-30).sqrt()
+            scalars = scalars * (self._bound / lengths).clamp_max(1.0)
         if self._codec.bits == 32:
             return (scalars - self._levels).square().sum(dim=1) / self._power
         if self._codec.bits > 1:
@@ -110,7 +122,7 @@ class Projections:
         margins = self._levels * scalars / norms[:, None]
         signs = torch.nn.functional.softplus(-margins / self._temperature).mean(dim=1) * self._temperature
         length = gradients.square().sum(dim=1).clamp_min(1e-30).sqrt() / norms
-        return signs + 0.1 * (length.log()).square()
+        return signs + self._norm_weight * length.log().square()
 
 
 def _temperature(m: int) -> float:

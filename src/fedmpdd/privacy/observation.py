@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedmpdd.codecs import Codec, Update
+from fedmpdd.codecs import Codec, Private, Update
 from fedmpdd.directions import Key
 from fedmpdd.models import FlatModel
 from fedmpdd.wire import pack, unpack
@@ -56,6 +56,7 @@ class Sight:
     frame: bytes
     codec: Codec  # by agreement; for codecs whose frames do not say all
     key: Key  # assigned by the server, or read from the frame
+    protection: Private | None = None  # clipping and noise, how much of them being agreed on too
 
     @cached_property
     def update(self) -> Update:
@@ -95,12 +96,21 @@ def observe(
     labels: NDArray[np.int64],
     *,
     grant_labels: bool,
+    protection: Private | None = None,
+    noise: Sequence[np.random.Generator] | None = None,
 ) -> Observation:
-    """Be the client: compute the gradient of a batch at each model, encode it, and hand over nothing but frames."""
+    """Be the client: compute the gradient of a batch at each model, encode it, and hand over nothing but frames.
+
+    protection clips and adds noise, from these generators, one per model, or from the operating system.
+    """
     own = torch.from_numpy(labels)
     sights = []
-    for flat, key in zip(flats, keys, strict=True):
+    for i, (flat, key) in enumerate(zip(flats, keys, strict=True)):
         gradient = victim.gradients(flat, torch.from_numpy(images)[None], one_hot(own, victim.classes)[None])
-        update = codec.encode(gradient.detach().numpy(), [key])[0]
-        sights.append(Sight(flat, pack(update), codec, key))
+        rows = gradient.detach().numpy()
+        if protection is None:
+            update = codec.encode(rows, [key])[0]
+        else:
+            update = protection.encode(rows, [key], None if noise is None else [noise[i]])[0]
+        sights.append(Sight(flat, pack(update), codec, key, protection))
     return Observation(victim, tuple(sights), len(labels), own if grant_labels else None)

@@ -36,7 +36,7 @@ def test_a_linear_model_inverts_in_closed_form() -> None:
 def test_the_loss_is_zero_at_the_truth(make: Any) -> None:
     victim, flat = smooth_network()
     for codec in (FedSGD(), MPDD(60)):
-        attack: Attack = make(Setting("lenet", codec, 1, PUBLIC, 0.01))
+        attack: Attack = make(Setting("lenet", codec, 1, False, PUBLIC, 0.01))
         observations, images, labels = seen(victim, flat, codec)
         if codec == FedSGD() or attack.name == "adaptive":
             assert (attack.losses_at(observations, images, labels) < 1e-6).all()

@@ -21,6 +21,7 @@ class Setting(NamedTuple):
     model: str
     codec: Codec
     rounds: int  # that were seen
+    noisy: bool  # whether clients add noise
     public: PublicImages
     effort: float  # multiplies iterations
 
@@ -56,7 +57,8 @@ def _gi_nas(setting: Setting) -> Attack:
 
 def _adaptive(setting: Setting) -> Attack:
     codec = setting.codec
-    if isinstance(codec, MPDD) and (codec.bits == 1 or codec.m * setting.rounds <= FEW_SCALARS):
+    few = isinstance(codec, MPDD) and codec.m * setting.rounds <= FEW_SCALARS
+    if isinstance(codec, MPDD) and (few or codec.bits == 1 or setting.noisy):
         # As many components as the scalars can tell apart; settings were chosen on images that no table shows.
         components = min(200, max(60, codec.m * setting.rounds))
         return Adaptive(
