@@ -24,7 +24,15 @@ def test_version_and_help() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["nonsense"], ["bench", "codec", "--threads", "0"], ["bench", "codec", "--seconds", "many"], ["demo", "--out"]],
+    [
+        ["nonsense"],
+        ["bench", "codec", "--threads", "0"],
+        ["bench", "codec", "--seconds", "many"],
+        ["bench", "codec", "--device", "abacus"],
+        ["demo", "--out"],
+        ["audit", "no-such-config"],
+        ["audit", "demo", "audit.attacks=['magic']"],
+    ],
 )
 def test_bad_input_is_exit_status_2(arguments: list[str]) -> None:
     result = fedmpdd_command(*arguments)

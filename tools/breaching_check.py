@@ -1,6 +1,6 @@
 """Attack the same gradients with this project's attacks and with those of the `breaching` library, and compare SSIM.
 
-    python tools/breaching_check.py [mnist|fashion-mnist|cifar-10] [--data FOLDER] [--images N]
+    python tools/breaching_check.py [mnist|fashion-mnist|cifar-10] [--data-dir FOLDER] [--images N]
 
 The library is not a dependency: pip install --no-deps breaching==0.1.2 && pip install hydra-core. It imports
 torchvision but needs nothing of it here, so where torchvision is missing an empty stand-in takes its place.
@@ -12,8 +12,8 @@ Deep Leakage finds it. The library's total variation is for three channels only;
 import argparse
 import contextlib
 import copy
+import importlib
 import importlib.util
-import os
 import sys
 import time
 import types
@@ -39,6 +39,7 @@ CLOSE = 0.1  # SSIM
 TV = 1e-2
 INVERTING_ITERATIONS = 2_400
 LEAKAGE_ITERATIONS = 60  # of the library's, each 20 steps of L-BFGS
+STARTS = 2  # of Deep Leakage: it fails from some, on either side
 
 
 def stand_in_for_torchvision() -> None:
@@ -61,15 +62,12 @@ def import_breaching() -> Any:
         sys.exit(f"nothing to compare with, {', '.join(missing)} cannot be imported; see the top of this file")
     if importlib.util.find_spec("torchvision") is None:
         stand_in_for_torchvision()
-    import breaching
-
-    return breaching
+    return importlib.import_module("breaching")
 
 
 def theirs(breaching: Any, attack: str, overrides: list[str], observation: Observation) -> NDArray[np.float32]:
     """The library's reconstruction [channels, height, width] of one observation, from nothing else than our attacks."""
-    from omegaconf import OmegaConf
-
+    omegaconf = importlib.import_module("omegaconf")
     victim, sight = observation.victim, observation.sights[0]
     with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
         warnings.simplefilter("ignore")  # about Hydra's versions
@@ -87,7 +85,7 @@ def theirs(breaching: Any, attack: str, overrides: list[str], observation: Obser
     model = {
         "parameters": list(victim.model.unflatten(sight.flat).values()),
         "buffers": [],
-        "metadata": OmegaConf.create(about_data),
+        "metadata": omegaconf.OmegaConf.create(about_data),
     }
     shared = {
         "gradients": list(victim.model.unflatten(sight.decoded).values()),
@@ -95,13 +93,13 @@ def theirs(breaching: Any, attack: str, overrides: list[str], observation: Obser
         "metadata": {"num_data_points": 1, "labels": observation.labels, "local_hyperparams": None},
     }
     found, _ = attacker.reconstruct([model], [shared], server_secrets={})
-    images: NDArray[np.float32] = found["data"].detach().numpy()
-    return images[0]
+    image: NDArray[np.float32] = found["data"][0].detach().numpy()
+    return image
 
 
-def compare(breaching: Any, dataset: str, data: Path, count: int) -> bool:
+def compare(breaching: Any, dataset: str, folder: Path | None, count: int) -> bool:
     """Print SSIM of both for every image and attack; return whether all are close."""
-    train = load(dataset, data).train
+    train = load(dataset, folder).train
     images = (train.images[:count] / 255).astype(np.float32)
     shape = images.shape[1:]
     model, flat = models.build("lenet", shape, 10, init="uniform", seed=1)
@@ -114,7 +112,12 @@ def compare(breaching: Any, dataset: str, data: Path, count: int) -> bool:
             [f"optim.max_iterations={INVERTING_ITERATIONS}", f"regularization.total_variation.scale={tv}"],
             True,
         ),
-        (DLG(), "deepleakage", [f"optim.max_iterations={LEAKAGE_ITERATIONS}"], False),
+        (
+            DLG(restarts=STARTS),
+            "deepleakage",
+            [f"optim.max_iterations={LEAKAGE_ITERATIONS}", f"restarts.num_trials={STARTS}"],
+            False,
+        ),
     ]
     close = True
     for attack, name, overrides, grant in attacks:
@@ -140,8 +143,8 @@ def compare(breaching: Any, dataset: str, data: Path, count: int) -> bool:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Compare our attacks with the breaching library's on equal gradients.")
     parser.add_argument("dataset", nargs="?", default="mnist", choices=["mnist", "fashion-mnist", "cifar-10"])
-    parser.add_argument("--data", type=Path, default=Path(os.environ.get("FEDMPDD_DATA", "data")), help="data folder")
+    parser.add_argument("--data-dir", type=Path, help="folder with the datasets; default: FEDMPDD_DATA")
     parser.add_argument("--images", type=int, default=3, help="how many images, the first of the training set")
     given = parser.parse_args()
     torch.set_num_threads(1)  # networks this small are slower on several
-    sys.exit(0 if compare(import_breaching(), given.dataset, given.data, given.images) else 1)
+    sys.exit(0 if compare(import_breaching(), given.dataset, given.data_dir, given.images) else 1)

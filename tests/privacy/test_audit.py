@@ -41,6 +41,7 @@ def test_an_audit_is_written_and_goes_on_where_it_was(tmp_path: Path) -> None:
     assert "<link" not in page
     assert page.count("src='data:image/png") == 2 * 5  # originals and four codecs
 
+    assert (tmp_path / "a" / "logistic.png").read_bytes().startswith(b"\x89PNG")
     cells = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "a" / CELLS).iterdir()}
     again = run_audit(small(CODECS + ",qsgd:bits=4"), tmp_path / "a")
     assert [row for row in again["rows"] if row["codec"] != "qsgd:bits=4"] == results["rows"]

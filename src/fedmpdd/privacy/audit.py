@@ -4,6 +4,7 @@
     AUDIT/cells/NAME.npz         one attack on one codec of one model: images, numbers, history; written when done
     AUDIT/results.json           rows, verdicts, meters
     AUDIT/index.html             the page
+    AUDIT/MODEL.png              all reconstructions, a line per row of the results
 
 A cell that is there is not attacked again, so that an audit that was stopped goes on where it was.
 """
@@ -218,9 +219,11 @@ def run_audit(
         "config": audit.model_dump(mode="json"),
     }
     write_json(folder / RESULTS, results)
-    from fedmpdd.privacy.page import write_page
+    from fedmpdd.privacy.page import picture, write_page
 
     write_page(folder / PAGE, results, sections)
+    for section in sections:
+        (folder / f"{_file_name(section.audit.config.model)}.png").write_bytes(picture(section))
     del lock
     return results
 

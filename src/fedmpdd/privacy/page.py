@@ -78,7 +78,7 @@ def _verdicts(rows: "list[Row]", codecs: list[dict[str, Any]]) -> str:
         best = max((row for row in rows if row.codec == codec["codec"]), key=lambda row: row.ssim)
         lines.append(
             f"<li><span class='verdict'>{html.escape(codec['codec'])}: {codec['verdict']}.</span> "
-            f"{html.escape(best.sentence)}</li>"
+            f"{html.escape(best.sentence.removeprefix(codec['codec'] + ': ').capitalize())}</li>"
         )
     return f"<ul>{''.join(lines)}</ul>"
 
@@ -105,12 +105,25 @@ def _gallery_row(name: str, images: NDArray[np.float32], values: list[Any]) -> s
 
 def png_address(image: NDArray[np.float32]) -> str:
     """An image [channels, height, width] as an address that holds its own bytes."""
+    return "data:image/png;base64," + base64.b64encode(png_of(image)).decode("ascii")
+
+
+def png_of(image: NDArray[np.float32]) -> bytes:
+    """An image [channels, height, width] as a PNG file."""
     from PIL import Image
 
     pixels = (np.clip(image, 0, 1) * 255).round().astype(np.uint8).transpose(1, 2, 0)
     buffer = io.BytesIO()
     Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(buffer, format="PNG")
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+    return buffer.getvalue()
+
+
+def picture(section: "Section") -> bytes:
+    """All reconstructions as one PNG: the private images on top, then a line per row of the results."""
+    lines = [section.scene.images] + [section.cells[row.codec, row.attack]["images"] for row in section.rows]
+    flat = [line.reshape(-1, *line.shape[2:])[:SHOWN] for line in lines]
+    padded = [np.pad(line, ((0, 0), (0, 0), (1, 1), (1, 1)), constant_values=0.5) for line in flat]
+    return png_of(np.concatenate([np.concatenate(list(line), axis=2) for line in padded], axis=1))
 
 
 def _numbers(rows: "list[Row]", guesses: dict[str, float]) -> str:
