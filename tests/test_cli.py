@@ -73,6 +73,8 @@ def test_run_resume_and_bad_folders(tmp_path: Path) -> None:
         ["verify", "--plot", "missing/page.html"],
         ["verify", "norms", "--plot", "page.html"],
         ["data", "check", "imagenet"],
+        ["epsilon", "demo"],
+        ["epsilon", "demo", "codec.clip=1", "--delta", "2"],
     ):
         result = fedmpdd_command(*arguments, cwd=tmp_path)
         assert result.returncode == 2, arguments
@@ -131,3 +133,18 @@ def test_bench_prints_the_agreed_keys() -> None:
     assert {"fedmpdd", "numpy"} <= {row["impl"] for row in rows}
     assert all(row["median_ms"] > 0 for row in rows)
     assert "Traceback" not in result.stderr
+
+
+def test_epsilon_states_it_with_its_assumptions_or_not_at_all() -> None:
+    changes = ["codec.clip=1", "codec.noise_multiplier=0.5", "codec.keys=shared"]
+    result = fedmpdd_command("epsilon", "demo", *changes, "--target", "4", "--json")
+    assert result.returncode == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert [row["model"] for row in document["rows"]] == ["local", "aggregate", "central"]
+    assert all(row["epsilon"] > 0 and row["assumptions"] for row in document["rows"])
+    assert set(document["noise_multiplier_for_target"]) == {"local", "aggregate", "central"}
+    words = fedmpdd_command("epsilon", "demo", "codec.clip=1").stdout
+    assert words.count("no ε at all: there is no noise") == 3
+    refused = fedmpdd_command("epsilon", "demo")
+    assert refused.returncode == 2
+    assert "nothing is clipped" in refused.stderr

@@ -21,6 +21,7 @@ from fedmpdd.display import (
     messages,
     readable_bytes,
     round_display,
+    share_display,
     table,
 )
 from fedmpdd.errors import ConfigError, FedmpddError, InputError, MissingDependencyError, RunError
@@ -220,6 +221,80 @@ def plan(
     console = _console(False)
     console.print(result if rows else "nothing fits: raise the budget or the error")
     console.print("error = E‖decoded mean − mean gradient‖² / mean ‖gradient‖²; reveals is a count, not a guarantee")
+
+
+@app.command()
+def audit(
+    config: Config,
+    overrides: Overrides = None,
+    codecs: Annotated[
+        str | None, typer.Option(help="Codecs, like mpdd:m=400,qsgd:bits=4; else those of CONFIG.")
+    ] = None,
+    run_folder: Annotated[
+        Path | None, typer.Option("--run", help="Attack the model of this run's newest checkpoint.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder; audits/NAME-001 and so on if not given. Resumes there.")
+    ] = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Attack the updates of a config, and say what an attacker really gets."""
+    _training()
+    from fedmpdd.federation.runs import free_folder
+    from fedmpdd.privacy.audit import PAGE, run_audit
+    from fedmpdd.privacy.config import load_audit
+
+    chosen = load_audit(config, overrides or [], codecs=codecs, run=run_folder)
+    folder = out or free_folder(config, Path("audits"))
+    with share_display("audit") as progress:
+        results = run_audit(chosen, folder, data_dir, progress)
+    if as_json:
+        _print_json({"folder": str(folder), **results})
+        return
+    columns = {"model": "left", "codec": "left", "attack": "left", "SSIM": "right", "control": "right"}
+    columns |= {"labels": "right", "linkage": "right", "verdict": "left"}
+    guesses = "; ".join(f"{model}: class mean {own['class mean']:.2f}" for model, own in results["guesses"].items())
+    result = table(f"median SSIM, and that of the same attack on the whole gradient ({guesses})", columns)
+    for row in results["rows"]:
+        linked = "–" if row["linkage"] is None else f"{row['linkage']:.0%}"
+        scores = (f"{row['ssim']:.2f}", f"{row['control_ssim']:.2f}", f"{row['labels_found']:.0%}", linked)
+        result.add_row(row["model"], row["codec"], row["attack"], *scores, row["verdict"])
+    console = _console(False)
+    console.print(result)
+    for codec in results["codecs"]:
+        console.print(f"{codec['model']}, {codec['codec']}: {codec['verdict']}", soft_wrap=True)
+    console.print(f"the page: {folder / PAGE}", soft_wrap=True)
+
+
+@app.command("epsilon")
+def epsilon_command(
+    config: Config,
+    overrides: Overrides = None,
+    delta: Annotated[float, typer.Option(help="The δ of (ε, δ): below one over the number of clients.")] = 1e-5,
+    target: Annotated[float | None, typer.Option(help="An ε to reach: also say which noise it takes.")] = None,
+    as_json: Json = False,
+) -> None:
+    """State the (ε, δ) of a config, for each model of trust, with what it rests on."""
+    _training()
+    from fedmpdd.federation import load_config
+    from fedmpdd.privacy.guarantees import NEIGHBOURS, PROTECTS, guarantees, noise_for
+
+    loaded = load_config(config, overrides)
+    stated = guarantees(loaded, delta)
+    needed = noise_for(loaded, target, delta) if target is not None else {}
+    if as_json:
+        _print_json({"rows": [row.as_dict() for row in stated], "noise_multiplier_for_target": needed})
+        return
+    print(f"protects {PROTECTS}\nneighbours: {NEIGHBOURS}")
+    for row in stated:
+        print(f"\n{row.model}: {row.statement}\n  against {row.against}")
+        noise = f"noise multiplier {row.noise_multiplier:.4g}, {row.releases} releases"
+        print(f"  {noise}, sampling {row.sampling}; by {row.accountant}")
+        for assumption in row.assumptions:
+            print(f"  - {assumption}")
+        if row.model in needed:
+            print(f"  ε = {target:g} takes codec.noise_multiplier={needed[row.model]:.4g}")
 
 
 @app.command()

@@ -56,6 +56,28 @@ def round_display() -> Iterator[Any]:
         yield lambda name, total, done=0: Rounds(name, total, done, live)
 
 
+@contextmanager
+def share_display(what: str) -> Iterator[Callable[[str, float], None]]:
+    """Yield a function that shows which part is at work, how much of the whole is done, and the time left."""
+    start = time.monotonic()
+    if sys.stderr.isatty():
+        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.percentage:>3.0f} %"))
+        with Progress(*columns, TimeRemainingColumn(), TextColumn("{task.fields[note]}"), console=messages) as live:
+            task = live.add_task(what, total=1.0, note="")
+            yield lambda part, share: live.update(task, completed=share, note=part)
+        return
+    last = [0.0]
+
+    def show(part: str, share: float) -> None:
+        now = time.monotonic()
+        if now - last[0] > PLAIN_EVERY_S or share >= 1:
+            last[0] = now
+            left = "" if share < 0.02 else f", about {(now - start) * (1 - share) / share:.0f} s left"
+            messages.print(f"{what}: {share:.0%}{left}; {part}")
+
+    yield show
+
+
 def download_progress() -> Callable[[str, int, int | None], None]:
     """Return a function that says how far a download is, every few seconds and at its end."""
     last = time.monotonic()

@@ -8,7 +8,8 @@
     │   ├── BackendError                   kernels or threads that this machine cannot give
     │   ├── ConfigError                    a key of a run's configuration that cannot be meant
     │   ├── DataError                      a dataset that is unknown, missing or damaged
-    │   └── RunError                       a run folder that is in the way, missing, or of another run
+    │   ├── RunError                       a run folder that is in the way, missing, or of another run
+    │   └── PrivacyError                   a guarantee that cannot be stated
     ├── MissingDependencyError             a package that this command needs is not installed
     └── WireError (also a ValueError)      bytes from outside are not an update we can believe
         ├── TruncatedFrameError            shorter than the smallest frame
@@ -59,6 +60,10 @@ class DataError(InputError):
 
 class RunError(InputError):
     """A run folder that is in the way, missing, or of another run."""
+
+
+class PrivacyError(InputError):
+    """A guarantee that cannot be stated."""
 
 
 class MissingDependencyError(FedmpddError):

@@ -3,9 +3,10 @@ from typing import Any
 
 import pytest
 
-from fedmpdd.codecs import MPDD
+from fedmpdd.codecs import MPDD, Private
 from fedmpdd.errors import ConfigError
 from fedmpdd.federation import load_config, parse_config, shipped_configs
+from fedmpdd.federation.config import apply_overrides
 
 
 def test_every_shipped_config_is_sound() -> None:
@@ -52,6 +53,12 @@ def test_a_config_survives_its_own_json() -> None:
         ("partition.kind=random", "'iid', 'classes' or 'dirichlet'"),
         ("codec.name=zip", "name = 'zip' is unknown; use one of "),
         ("codec.q=3", "mpdd has no parameter 'q'; it has m, bits, family"),
+        ("codec.clip=0", "codec.clip = 0: input should be greater than 0"),
+        ("codec.clip=inf", "codec.clip = inf"),
+        ("codec.noise_multiplier=1.0", "without a bound on the scalars no noise is enough"),
+        ("codec.noise_multiplier=-1", "codec.noise_multiplier = -1"),
+        ("codec.scale_grid=2.0", "it is for bits = 1"),
+        ("codec.scale_grid=1", "codec.scale_grid = 1: input should be greater than 1"),
         ("codec.m=0", "m = 0 is not a number of directions"),
         ("codec.keys=guessed", "codec.keys = 'guessed'"),
         ("local_steps=3", "needs local_lr"),
@@ -66,6 +73,29 @@ def test_a_config_survives_its_own_json() -> None:
 def test_bad_input_names_the_key_the_value_and_what_is_allowed(change: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_config("lenet-fmnist", [change])
+
+
+@pytest.mark.parametrize(
+    ("codec", "message"),
+    [
+        ({"name": "fedsgd", "clip": 1.0}, "clip: only mpdd has scalars to protect, and name = 'fedsgd'"),
+        ({"name": "gaussian", "noise": 1.0, "noise_multiplier": 1.0}, "noise_multiplier: only mpdd"),
+        ({"name": "mpdd", "m": 8, "clip": 1.0, "error_feedback": True}, "clip and error_feedback: a memory takes back"),
+    ],
+)
+def test_protection_that_makes_no_sense(codec: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_config({"codec": codec})
+
+
+def test_protection_is_read_and_goes_with_its_codec() -> None:
+    changes = ["codec.clip=2", "codec.noise_multiplier=0.5", "codec.bits=1", "codec.scale_grid=2.0"]
+    config = load_config("lenet-fmnist", changes)
+    assert config.codec.protection() == Private(MPDD(400, bits=1), clip=2, noise_multiplier=0.5, scale_grid=2.0)
+    assert parse_config(config.model_dump(mode="json")) == config
+    assert load_config("lenet-fmnist").codec.protection() is None
+    values = apply_overrides(config.model_dump(mode="json"), ["codec.name=fedsgd"])
+    assert parse_config(values).codec.protection() is None
 
 
 def test_unknown_config_names_those_there_are() -> None:

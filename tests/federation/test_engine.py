@@ -280,3 +280,54 @@ def test_no_codec_depends_on_the_threads_of_libraries(codec: dict[str, Any]) -> 
         with threadpoolctl.threadpool_limits(threads):
             outcomes.add(train(federation(codec=codec, participation=0.2), 2))
     assert len(outcomes) == 1
+
+
+PROTECTED: dict[str, Any] = {"name": "mpdd", "m": 64, "clip": 2.0, "noise_multiplier": 0.1}
+
+
+def test_noise_is_a_pure_function_of_seed_round_and_client() -> None:
+    """The same bits again, and after a checkpoint; other bits with another seed, and without noise."""
+    whole = federation(codec=PROTECTED)
+    expected = train(whole, 6)
+    first, second = federation(codec=PROTECTED), federation(codec=PROTECTED)
+    train(first, 3)
+    second.load_state(first.state(), 3)
+    assert train(second, 3) == expected
+    assert train(federation(codec=PROTECTED, seed=18), 6) != expected
+    assert train(federation(codec={**PROTECTED, "noise_multiplier": 0.0}), 6) != expected
+
+
+def test_noise_of_two_rounds_and_two_clients_differs() -> None:
+    config = federation(codec=PROTECTED).config
+    clients = np.array([3, 4])
+    draws = [source.random() for k in (0, 1) for source in sampling.noise_sources(config, k, clients)]
+    assert len(set(draws)) == 4
+    assert draws[1] == sampling.noise_sources(config, 0, clients[1:])[0].random()
+
+
+def test_a_round_sends_clipped_and_noisy_scalars() -> None:
+    """Frames are those of the codec, no longer; and the server decodes what Private encodes."""
+    fed, plain = federation(codec=PROTECTED), federation()
+    metrics, unprotected = fed.run_round(), plain.run_round()
+    assert (metrics.uplink_bytes, metrics.payload_bytes) == (unprotected.uplink_bytes, unprotected.payload_bytes)
+    assert not torch.equal(fed.flat, plain.flat)
+    generous = federation(codec={**PROTECTED, "clip": 1e6, "noise_multiplier": 0.0})
+    generous.run_round()
+    assert torch.equal(generous.flat, plain.flat)
+
+
+def test_a_coarse_scale_in_the_engine() -> None:
+    one_bit = {"name": "mpdd", "m": 64, "bits": 1}
+    assert train(federation(codec={**one_bit, "scale_grid": 2.0})) != train(federation(codec=one_bit))
+
+
+def test_the_busiest_client_is_counted() -> None:
+    config = federation().config
+    counts = np.zeros(20, dtype=int)
+    for k in range(config.rounds):
+        counts[sampling.sample_clients(config, k)] += 1
+    assert sampling.most_participations(config) == counts.max() < config.rounds
+    everybody = config.model_copy(update={"participation": 1.0})
+    assert sampling.most_participations(everybody) == config.rounds
+    endless = config.model_copy(update={"rounds": 2**31})
+    assert sampling.most_participations(endless) == 2**31

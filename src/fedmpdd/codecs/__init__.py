@@ -10,6 +10,7 @@ from fedmpdd.codecs.laplace import Laplace
 from fedmpdd.codecs.lp_proj import LpProj
 from fedmpdd.codecs.mpdd import MPDD
 from fedmpdd.codecs.pieces import decode_pieces, encode_pieces
+from fedmpdd.codecs.private import NoiseSource, Private
 from fedmpdd.codecs.qsgd import QSGD
 from fedmpdd.codecs.randk import RandK
 from fedmpdd.codecs.sa_fedlora import SAFedLora
@@ -35,7 +36,9 @@ __all__ = [
     "Gaussian",
     "Laplace",
     "LpProj",
+    "NoiseSource",
     "Parameters",
+    "Private",
     "RandK",
     "SAFedLora",
     "Section",

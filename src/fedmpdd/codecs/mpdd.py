@@ -117,12 +117,21 @@ class MPDD(Codec):
             raise CodecError(
                 "a projection overflows float32: the gradient is too large; scale or clip it before encoding"
             )
+        return self.arrays_of(scalars, _one_bit_scales(seconds_and_fourths) if self.bits == 1 else None, keys)
+
+    def arrays_of(
+        self, scalars: Float32, one_bit_scales: NDArray[np.float64] | None, keys: Sequence[Key]
+    ) -> list[Arrays]:
+        """Return the arrays of updates with these scalars [clients, m], finite ones.
+
+        Signs need scales [clients] beside them, which are None for every other number of bits.
+        """
         if self.bits == 32:
             return [(row,) for row in scalars]
-        if self.bits == 1:
-            scales, packed = _one_bit(scalars, seconds_and_fourths)
+        if one_bit_scales is not None:
+            scales, packed = _one_bit(scalars, one_bit_scales)
         else:
-            scales, packed = self._round(scalars, keys)
+            scales, packed = self._round(scalars, list(keys))
         return [(scales[i : i + 1], packed[i]) for i in range(len(keys))]
 
     def _round(self, scalars: Float32, keys: list[Key]) -> tuple[Float32, NDArray[Any]]:
@@ -190,6 +199,13 @@ class MPDD(Codec):
             return pack_nibbles(levels.astype(np.int8))
         return levels.astype(_INTEGER_TYPES[self.bits])
 
+    def levels_of(self, update: Update) -> Float32:
+        """Return the scalars of an update [m] in units of its scale (1 for 32 bits), as float32."""
+        scalars = update.arrays[-1]
+        if self.bits == 1:
+            return 1.0 - np.float32(2.0) * np.unpackbits(scalars, count=self.m, bitorder="little")
+        return self._unpack(scalars).astype(np.float32)
+
     def _unpack(self, scalars: NDArray[Any]) -> NDArray[Any]:
         """Levels of scalars of 4 to 16 bits."""
         return unpack_nibbles(scalars, self.m) if self.bits == 4 else scalars
@@ -208,7 +224,7 @@ class MPDD(Codec):
         if n < 1 or not 0 <= (1 if alignment is None else alignment) <= 1 + 1e-9:
             raise CodecError(f"n = {n}, alignment = {alignment}: expected n of at least 1 and an alignment from 0 to 1")
         overlap = family_named(self.family).overlap(d)
-        one = d / self.m * self._scalar_second_moment() + (1 - 1 / self.m) * overlap - 1
+        one = d / self.m * self.scalar_second_moment() + (1 - 1 / self.m) * overlap - 1
         if not partitioned or n == 1:
             return one / n
         shared = 1 / n if alignment is None else alignment
@@ -218,7 +234,7 @@ class MPDD(Codec):
         same_row = d * math.asin(min(1.0, cosine)) / cosine if self.bits == 1 and cosine != 0 else d
         return one / n + ((1 - repeated) * overlap + repeated * same_row - 1) * (shared - 1 / n)
 
-    def _scalar_second_moment(self) -> float:
+    def scalar_second_moment(self) -> float:
         """E[s̃²] / ‖g‖² of a scalar as it is decoded: 1 plus what its bits add."""
         if self.bits == 32:
             return 1.0
@@ -228,11 +244,16 @@ class MPDD(Codec):
         return 1.0 + (1 - 1 / self.m) * _expected_largest_square(self.m) / (6 * self.levels**2)
 
 
-def _one_bit(scalars: Float32, seconds_and_fourths: NDArray[np.float64]) -> tuple[Float32, NDArray[np.uint8]]:
-    """Signs, and the scale √(π/2)·‖g‖ / (1 + Σg⁴/(12‖g‖⁴)) that makes sign · scale unbiased (docs/codec.md)."""
+def _one_bit_scales(seconds_and_fourths: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The scale √(π/2)·‖g‖ / (1 + Σg⁴/(12‖g‖⁴)) that makes sign · scale unbiased (docs/codec.md)."""
     second, fourth = seconds_and_fourths.T
     safe = np.where(second > 0, second, 1.0)
-    scales = (np.sqrt(math.pi / 2 * second) / (1 + fourth / (12 * safe * safe))).astype(np.float32)
+    return np.asarray(np.sqrt(math.pi / 2 * second) / (1 + fourth / (12 * safe * safe)))
+
+
+def _one_bit(scalars: Float32, exact_scales: NDArray[np.float64]) -> tuple[Float32, NDArray[np.uint8]]:
+    """Scales as they are sent, and packed signs."""
+    scales = exact_scales.astype(np.float32)
     if not np.isfinite(scales).all():
         raise CodecError("the scale overflows float32: the gradient is too large; scale or clip it before encoding")
     negative = (scalars < 0) & (scales > 0)[:, np.newaxis]

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from fedmpdd.codecs import CODECS, Codec
+from fedmpdd.codecs import CODECS, MPDD, Codec, Private
 from fedmpdd.data import DATASETS, PartitionKind
 from fedmpdd.errors import ConfigError, InputError
 
@@ -46,6 +46,7 @@ class CodecConfig(BaseModel):
     keys: "sent" (each client draws a seed and sends it, as in the paper), "derived" (seeds follow from the session's
     seed, round and client, and are not sent), "partitioned" (one seed a round, one slot a client, nothing sent) or
     "shared" (one key a round for all clients, nothing sent).
+    clip, noise_multiplier, scale_grid: what protects updates, see fedmpdd.codecs.Private.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True)
@@ -53,6 +54,10 @@ class CodecConfig(BaseModel):
     name: str = "mpdd"
     keys: Literal["sent", "derived", "partitioned", "shared"] = "sent"
     error_feedback: bool = False
+    clip: float | None = Field(default=None, gt=0, strict=True, allow_inf_nan=False)
+    # Not "noise", which is what laplace and gaussian call their variance.
+    noise_multiplier: float = Field(default=0.0, ge=0, strict=True, allow_inf_nan=False)
+    scale_grid: float | None = Field(default=None, gt=1, strict=True, allow_inf_nan=False)
 
     @model_validator(mode="after")
     def _known(self) -> "CodecConfig":
@@ -63,7 +68,30 @@ class CodecConfig(BaseModel):
             )
         if codec.from_losses and self.error_feedback:
             raise ValueError(f"{self.name} encodes losses, not gradients: there is no error to feed back")
+        self.protection()
         return self
+
+    def protection(self) -> Private | None:
+        """Return what protects updates, if anything does."""
+        given = {
+            key: getattr(self, key)
+            for key in ("clip", "noise_multiplier", "scale_grid")
+            if getattr(self, key) != type(self).model_fields[key].default
+        }
+        if not given:
+            return None
+        codec = self.build()
+        if not isinstance(codec, MPDD):
+            raise ValueError(f"{', '.join(given)}: only mpdd has scalars to protect, and name = {self.name!r}")
+        if self.error_feedback:
+            raise ValueError(
+                f"{', '.join(given)} and error_feedback: a memory takes back, a round later, what clipping and noise "
+                "were to hide; leave out one of them"
+            )
+        try:
+            return Private(codec, **given)
+        except InputError as error:
+            raise ValueError(str(error)) from None
 
     def build(self) -> Codec:
         """Return the codec itself."""
@@ -168,6 +196,13 @@ def shipped_configs() -> dict[str, str]:
 
 def load_config(source: str, overrides: list[str] | None = None) -> RunConfig:
     """Read a config by shipped name or path, apply `key=value` overrides, and check it."""
+    values = read_table(source)
+    values.pop("audit", None)  # how it would be attacked is nothing to a training
+    return parse_config(apply_overrides(values, overrides or []))
+
+
+def read_table(source: str) -> dict[str, Any]:
+    """Read a config by shipped name or path as a table, unchecked."""
     shipped = shipped_configs()
     path = Path(source)
     if source in shipped:
@@ -180,10 +215,9 @@ def load_config(source: str, overrides: list[str] | None = None) -> RunConfig:
     else:
         raise ConfigError(f"config {source!r} is neither a file nor one of the shipped ones: {', '.join(shipped)}")
     try:
-        values = tomllib.loads(text)
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{source} is not TOML: {error}") from None
-    return parse_config(apply_overrides(values, overrides or []))
 
 
 def apply_overrides(values: dict[str, Any], overrides: list[str]) -> dict[str, Any]:

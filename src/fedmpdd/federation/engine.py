@@ -85,7 +85,8 @@ class Federation:
                 self.feedback.check(self.model.d)
             except CodecError as error:
                 raise ConfigError(f"codec.error_feedback: {error}") from None
-        self._exchange = make_exchange(self.codec, self.flat.device, self.feedback)
+        self._protection = config.codec.protection()
+        self._exchange = make_exchange(self.codec, self.flat.device, self.feedback, self._protection)
         self._prepared: _Plan | None = None
         workers = Workers(self.model, threaded=not self.flat.is_cuda)
         self._client_step = ClientStep(config, self.model, dataset, workers)
@@ -110,7 +111,7 @@ class Federation:
                         self.flat, plan.batches, session.codec, plan.keys[0]
                     )
                     gradient_done = self._clock()
-                    frames = FrameExchange(self.flat.device, None)
+                    frames = FrameExchange(self.flat.device)
                     sent = frames.send_losses(session, differences, plan.keys)
                     encode_done = self._clock()
                     estimate = frames.receive(session, sent, plan.keys, plan.weights)
@@ -118,7 +119,8 @@ class Federation:
                     gradients, losses = self._client_step(self.flat, plan.batches)  # line 6
                     self._prepare(k + 1)
                     gradient_done = self._clock()
-                    sent = self._exchange.send(session, gradients, plan.keys, plan.present)  # lines 7 to 11
+                    noise = sampling.noise_sources(config, k, plan.present) if self._protection else None
+                    sent = self._exchange.send(session, gradients, plan.keys, plan.present, noise)  # lines 7 to 11
                     encode_done = self._clock()
                     estimate = self._exchange.receive(session, sent, plan.keys, plan.weights)  # lines 13 to 20
                 self.flat = self._server_step(self.flat, estimate, k)  # line 22

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedmpdd.codecs import MPDD, Codec, DeComFL, ErrorFeedback, FedSGD, Update
+from fedmpdd.codecs import MPDD, Codec, DeComFL, ErrorFeedback, FedSGD, NoiseSource, Private, Update
 from fedmpdd.codecs.base import mean_factors
 from fedmpdd.directions import Key
 from fedmpdd.wire import Session
@@ -27,8 +27,18 @@ class Sent:
 class Exchange(Protocol):
     """The two halves of a round's communication."""
 
-    def send(self, session: Session, gradients: Tensor, keys: list[Key], clients: NDArray[np.int64]) -> Sent:
-        """Encode the gradients [clients, d] of a round (Algorithm 2, lines 7 to 11)."""
+    def send(
+        self,
+        session: Session,
+        gradients: Tensor,
+        keys: list[Key],
+        clients: NDArray[np.int64],
+        noise: Sequence[NoiseSource] | None = None,
+    ) -> Sent:
+        """Encode the gradients [clients, d] of a round (Algorithm 2, lines 7 to 11).
+
+        Where updates are protected, their noise comes from these sources.
+        """
 
     def receive(self, session: Session, sent: Sent, keys: list[Key], weights: Sequence[float] | None) -> Tensor:
         """Decode their mean (lines 13 to 20)."""
@@ -37,13 +47,25 @@ class Exchange(Protocol):
 class FrameExchange:
     """Every update becomes a frame, and every frame is checked and read again: what really happens on a network."""
 
-    def __init__(self, device: torch.device, feedback: ErrorFeedback | None) -> None:
+    def __init__(
+        self, device: torch.device, feedback: ErrorFeedback | None = None, protection: Private | None = None
+    ) -> None:
         self._device = device
         self._feedback = feedback
+        self._protection = protection
 
-    def send(self, session: Session, gradients: Tensor, keys: list[Key], clients: NDArray[np.int64]) -> Sent:
+    def send(
+        self,
+        session: Session,
+        gradients: Tensor,
+        keys: list[Key],
+        clients: NDArray[np.int64],
+        noise: Sequence[NoiseSource] | None = None,
+    ) -> Sent:
         """See Exchange."""
         rows = gradients.cpu().numpy()
+        if self._protection is not None:
+            return self._pack(session, self._protection.encode(rows, keys, noise))
         if self._feedback is None:
             return self._pack(session, session.codec.encode(rows, keys))
         self._feedback.codec = session.codec
@@ -78,7 +100,14 @@ class DeviceExchange:
         """Return whether a codec can be computed on a GPU from end to end."""
         return isinstance(codec, MPDD | FedSGD)
 
-    def send(self, session: Session, gradients: Tensor, keys: list[Key], clients: NDArray[np.int64]) -> Sent:
+    def send(
+        self,
+        session: Session,
+        gradients: Tensor,
+        keys: list[Key],
+        clients: NDArray[np.int64],
+        noise: Sequence[NoiseSource] | None = None,
+    ) -> Sent:
         """See Exchange."""
         codec, count = session.codec, len(keys)
         content: Any = gradients
@@ -104,8 +133,11 @@ class DeviceExchange:
         return out
 
 
-def make_exchange(codec: Codec, device: torch.device, feedback: ErrorFeedback | None) -> Exchange:
+def make_exchange(
+    codec: Codec, device: torch.device, feedback: ErrorFeedback | None, protection: Private | None
+) -> Exchange:
     """Return how updates of this codec travel on this device."""
-    if device.type == "cuda" and feedback is None and DeviceExchange.handles(codec):
+    wrapped = feedback is not None or protection is not None
+    if device.type == "cuda" and not wrapped and DeviceExchange.handles(codec):
         return DeviceExchange(device)
-    return FrameExchange(device, feedback)
+    return FrameExchange(device, feedback, protection)

@@ -1,12 +1,16 @@
 """Every random choice of a run, each a pure function of (seed, round, client): nothing to save, nothing to restore."""
 
+from collections import Counter
+
 import numpy as np
 from numpy.typing import NDArray
 
 from fedmpdd.directions import Key, check_key, derive_seed, partitioned_keys
 from fedmpdd.federation.config import RunConfig
 
-_CLIENTS, _BATCH, _DROPOUT, _KEYS, _INIT = range(5)  # streams that never meet
+_CLIENTS, _BATCH, _DROPOUT, _KEYS, _INIT, _NOISE = range(6)  # streams that never meet
+
+MOST_COUNTED = 2_000_000  # selections of clients, a few seconds
 
 
 def _rng(config: RunConfig, stream: int, *counter: int) -> np.random.Generator:
@@ -46,3 +50,18 @@ def round_keys(config: RunConfig, round_number: int, clients: NDArray[np.int64])
     if config.codec.keys == "partitioned":
         return partitioned_keys(round_seed, len(clients))
     return [check_key(derive_seed(session, round_number, int(client))) for client in clients]
+
+
+def noise_sources(config: RunConfig, round_number: int, clients: NDArray[np.int64]) -> list[np.random.Generator]:
+    """Return what each client draws its noise from: a simulation's randomness, which who has the config can repeat."""
+    return [_rng(config, _NOISE, round_number, int(client)) for client in clients]
+
+
+def most_participations(config: RunConfig) -> int:
+    """Return in how many rounds the busiest client is selected; all of them where counting would take long."""
+    if config.per_round == config.clients or config.rounds * config.per_round > MOST_COUNTED:
+        return config.rounds
+    counts: Counter[int] = Counter()
+    for k in range(config.rounds):
+        counts.update(sample_clients(config, k).tolist())
+    return max(counts.values())

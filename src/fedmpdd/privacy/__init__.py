@@ -1,1 +1,1 @@
-"""What an attacker gets from updates, what protects, and the paper's theory measured."""
+"""What an attacker gets from updates, what can be guaranteed, and the paper's theory measured."""

@@ -1,0 +1,197 @@
+"""What protects an update: clipping and Gaussian noise on its scalars, and a coarsened scale.
+
+None of it is on the wire, so this is a wrapper around FedMPDD: updates are those of the codec and decode as such. What
+is guaranteed, and what is not, is in docs/protection.md; the ε comes from fedmpdd.privacy.
+"""
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from numbers import Real
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmpdd.codecs.base import Float32, Update
+from fedmpdd.codecs.mpdd import MPDD
+from fedmpdd.directions import Key, family_named
+from fedmpdd.errors import CodecError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Float64 = NDArray[np.float64]
+
+# Clipped a hair short of the bound, so that no rounding of float64 carries a vector over it.
+_JUST_BELOW_ONE = 1 - 2.0**-40
+_LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
+
+
+class SystemNoise:
+    """Randomness of the operating system, every number fresh: nobody can compute it again, not even who drew it."""
+
+    def random(self, size: int) -> Float64:
+        """Draw uniform numbers from 0 to 1, 1 excluded, in steps of 2^-53."""
+        words = np.frombuffer(os.urandom(8 * size), dtype="<u8") >> np.uint64(11)
+        return np.asarray(words * 2.0**-53)
+
+    def standard_normal(self, size: int) -> Float64:
+        """Draw normal numbers, by Box and Muller's transform; none is beyond 8.6 deviations."""
+        pairs = (size + 1) // 2
+        radius = np.sqrt(-2 * np.log1p(-self.random(pairs)))
+        angle = 2 * math.pi * self.random(pairs)
+        return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:size]
+
+
+NoiseSource = SystemNoise | np.random.Generator  # a generator makes a simulation repeatable, and protects nobody
+
+
+@dataclass(frozen=True)
+class Private:
+    """FedMPDD whose scalars are clipped and noisy, whose one-bit scale is coarse, or both.
+
+    clip: the scalars s of an update are shrunk, all by one factor, to ‖s‖ ≤ √m·clip. A gradient of norm `clip` has
+        scalars of about that length. It is s that is clipped, not the gradient: who knows the directions sees s, and
+        its length exceeds √m·‖g‖ as often as it falls short of it.
+    noise_multiplier: each scalar then gets normal noise of deviation noise_multiplier·√m·clip. Bits and scale come
+        after that and see nothing but noisy scalars, so that they cost no privacy.
+    scale_grid: the scale of one-bit scalars becomes a power of this number, one of the two around it, drawn so that
+        its mean is right.
+    """
+
+    codec: MPDD
+    clip: float | None = None
+    noise_multiplier: float = 0.0
+    scale_grid: float | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.codec, MPDD):
+            raise CodecError(f"{self.codec} has no scalars along directions to protect; use FedMPDD (mpdd)")
+        if self.clip is not None and not (_is_number(self.clip) and 0 < self.clip < math.inf):
+            raise CodecError(f"clip = {self.clip!r}: expected a finite number above 0, about the norm of a gradient")
+        if not (_is_number(self.noise_multiplier) and 0 <= self.noise_multiplier < math.inf):
+            raise CodecError(f"noise_multiplier = {self.noise_multiplier!r}: expected a finite number, 0 for no noise")
+        if self.scale_grid is not None and not (_is_number(self.scale_grid) and 1 < self.scale_grid < math.inf):
+            raise CodecError(f"scale_grid = {self.scale_grid!r}: expected a finite number above 1, such as 2")
+        if self.noise_multiplier > 0 and self.clip is None:
+            raise CodecError(
+                f"noise_multiplier = {self.noise_multiplier} is relative to clip, and there is none: without a bound "
+                "on the scalars no noise is enough; set clip to about the norm of a gradient"
+            )
+        if self.scale_grid is not None and self.codec.bits != 1:
+            raise CodecError(
+                f"scale_grid = {self.scale_grid} with scalars of {self.codec.bits} bits hides nothing: their own size "
+                "tells the norm; it is for bits = 1"
+            )
+        if self.clip is None and self.scale_grid is None:
+            raise CodecError("neither clip nor scale_grid is set, so that nothing is protected; use the codec itself")
+
+    @property
+    def bound(self) -> float:
+        """The largest ‖s‖ after clipping, √m·clip: what one update can change."""
+        return math.inf if self.clip is None else math.sqrt(self.codec.m) * self.clip
+
+    @property
+    def noise_deviation(self) -> float:
+        """The deviation of the noise on each scalar."""
+        return self.noise_multiplier * self.bound if self.noise_multiplier > 0 else 0.0
+
+    def encode(
+        self,
+        gradients: "Float32 | Tensor",
+        keys: Sequence[Key | int],
+        sources: Sequence[NoiseSource] | None = None,
+    ) -> list[Update]:
+        """Encode gradients [clients, d] with noise from these sources, one per client.
+
+        By default it is the operating system's. Whoever knows a source can take the noise off again: generators with
+        a seed are for simulations.
+        """
+        if sources is None:
+            sources = [SystemNoise()] * len(gradients)
+        if len(sources) != len(gradients):
+            raise CodecError(f"{len(gradients)} gradients came with {len(sources)} sources of noise; each needs one")
+        if self.clip is None:
+            return [
+                self._with_coarse_scale(update, source)
+                for update, source in zip(self.codec.encode(gradients, keys), sources, strict=True)
+            ]
+        exact = replace(self.codec, bits=32).encode(gradients, keys)
+        scalars = np.stack([update.arrays[0] for update in exact]).astype(np.float64)
+        noisy = self.clipped(scalars)
+        if self.noise_multiplier > 0:
+            noise = np.stack([source.standard_normal(self.codec.m) for source in sources])
+            noisy = noisy + self.noise_deviation * noise
+        return self.from_noisy(noisy, [update.key for update in exact], exact[0].d, sources)
+
+    def clipped(self, scalars: Float64) -> Float64:
+        """Shrink each row that is longer than `bound` to it."""
+        lengths = np.linalg.norm(scalars, axis=1, keepdims=True)
+        too_long = lengths > self.bound
+        factors = np.where(too_long, self.bound * _JUST_BELOW_ONE / np.where(too_long, lengths, 1.0), 1.0)
+        return np.asarray(scalars * factors)
+
+    def from_noisy(self, noisy: Float64, keys: Sequence[Key], d: int, sources: Sequence[NoiseSource]) -> list[Update]:
+        """Turn noisy scalars [clients, m] into updates. The gradient has no part in it: this is post-processing."""
+        if not (np.abs(noisy) <= _LARGEST_FLOAT32).all():
+            raise CodecError("a noisy scalar overflows float32: clip and noise are too large; lower them")
+        scales = None
+        if self.codec.bits == 1:
+            # Unbiased where scalars are normal: E[‖s‖·|s_1|] = E‖s‖²·E|θ_1|, θ uniform on the sphere.
+            scales = _sphere_factor(self.codec.m) * np.sqrt((noisy * noisy).mean(axis=1))
+            if self.scale_grid is not None:
+                scales = np.array([self._coarse(scale, source) for scale, source in zip(scales, sources, strict=True)])
+        arrays = self.codec.arrays_of(noisy.astype(np.float32), scales, keys)
+        return [Update(self.codec, d, key, each) for key, each in zip(keys, arrays, strict=True)]
+
+    def _with_coarse_scale(self, update: Update, source: NoiseSource) -> Update:
+        scale = np.array([self._coarse(float(update.arrays[0][0]), source)])
+        if scale[0] > _LARGEST_FLOAT32:
+            raise CodecError("the coarse scale overflows float32: scale or clip the gradient before encoding")
+        sent = scale.astype(np.float32)
+        signs = update.arrays[1] if sent[0] > 0 else np.zeros_like(update.arrays[1])
+        return replace(update, arrays=(sent, signs))
+
+    def _coarse(self, scale: float, source: NoiseSource) -> float:
+        """One of the two powers of the grid around a scale, with a mean that is the scale; 0 stays 0."""
+        assert self.scale_grid is not None
+        if scale == 0:
+            return 0.0
+        below = self.scale_grid ** math.floor(math.log(scale) / math.log(self.scale_grid))
+        # The logarithm may be off by its last digit, where the scale is a power itself.
+        if below > scale:
+            below /= self.scale_grid
+        above = below * self.scale_grid
+        return above if float(source.random(1)[0]) * (above - below) < scale - below else below
+
+    def variance(self, d: int, n: int = 1, *, norm: float) -> float:
+        """Return E‖mean of n estimates − mean of n gradients‖² / norm², for gradients of that norm.
+
+        For independent keys and gradients that clipping leaves as they are. With a scale grid it is the largest
+        possible; scales at a power of the grid lose nothing.
+        """
+        if not (_is_number(norm) and 0 < norm < math.inf):
+            raise CodecError(f"norm = {norm!r}: expected the norm of a gradient, finite and above 0")
+        self.codec.variance(d, n)  # checks d and n
+        m = self.codec.m
+        second = self.codec.scalar_second_moment()
+        if self.clip is not None:
+            if self.codec.bits == 1:
+                second = _sphere_factor(m) ** 2
+            second *= 1 + (self.noise_deviation / norm) ** 2
+        square = d / m * second + (1 - 1 / m) * family_named(self.codec.family).overlap(d)  # E‖ĝ‖² / ‖g‖²
+        if self.scale_grid is not None:
+            # (above − x)(x − below) / x² is largest at the harmonic mean of the two.
+            square *= 1 + (self.scale_grid - 1) ** 2 / (4 * self.scale_grid)
+        return (square - 1) / n
+
+
+def _sphere_factor(m: int) -> float:
+    """1 / (√m·E|θ_1|) for θ uniform on the unit sphere of R^m: from 1 at m = 1 to √(π/2)."""
+    return math.sqrt(math.pi / m) * math.exp(math.lgamma((m + 1) / 2) - math.lgamma(m / 2))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)

@@ -1,0 +1,86 @@
+"""Attacks: one file each, one interface, one registry."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from fedmpdd.codecs import MPDD, Codec
+from fedmpdd.privacy.attacks.adaptive import Adaptive
+from fedmpdd.privacy.attacks.base import Attack, Progress, Reconstruction, Snapshot
+from fedmpdd.privacy.attacks.dlg import DLG
+from fedmpdd.privacy.attacks.gi_nas import GINAS
+from fedmpdd.privacy.attacks.idlg import IDLG
+from fedmpdd.privacy.attacks.inverting_gradients import InvertingGradients
+from fedmpdd.privacy.priors import PublicImages
+
+FEW_SCALARS = 300  # up to here they cannot describe an image, and the attacker leans on public ones
+
+
+class Setting(NamedTuple):
+    """What an attacker knows of its task when it chooses its tools."""
+
+    model: str
+    codec: Codec
+    rounds: int  # that were seen
+    noisy: bool  # whether clients add noise
+    public: PublicImages
+    effort: float  # multiplies iterations
+
+    def iterations(self, usual: int) -> int:
+        """So many iterations, at least ten."""
+        return max(10, round(usual * self.effort))
+
+    @property
+    def smooth(self) -> bool:
+        """Whether the network has a second derivative: L-BFGS is for those."""
+        return self.model in ("lenet", "logistic")
+
+
+def _dlg(setting: Setting) -> Attack:
+    if setting.model in ("logistic", "cnn-mcmahan2017"):  # as the paper has it, for stability
+        return DLG(iterations=setting.iterations(2_000), optimiser="adam", restarts=1)
+    return DLG(iterations=setting.iterations(800))
+
+
+def _idlg(setting: Setting) -> Attack:
+    usual = _dlg(setting)
+    assert isinstance(usual, DLG)
+    return IDLG(iterations=usual.iterations, optimiser=usual.optimiser, restarts=usual.restarts)
+
+
+def _inverting_gradients(setting: Setting) -> Attack:
+    return InvertingGradients(iterations=setting.iterations(2_400))
+
+
+def _gi_nas(setting: Setting) -> Attack:
+    return GINAS(iterations=setting.iterations(600))
+
+
+def _adaptive(setting: Setting) -> Attack:
+    codec = setting.codec
+    few = isinstance(codec, MPDD) and codec.m * setting.rounds <= FEW_SCALARS
+    if isinstance(codec, MPDD) and (few or codec.bits == 1 or setting.noisy):
+        # As many components as the scalars can tell apart; settings were chosen on images that no table shows.
+        components = min(200, max(60, codec.m * setting.rounds))
+        return Adaptive(
+            iterations=setting.iterations(250), prior="components", components=components, public=setting.public
+        )
+    if setting.smooth:
+        return Adaptive(iterations=setting.iterations(600), public=setting.public)
+    return Adaptive(
+        iterations=setting.iterations(2_000),
+        optimiser="adam",
+        tv_first=3e-2,
+        tv_last=3e-3,
+        public=setting.public,
+    )
+
+
+ATTACKS: dict[str, Callable[[Setting], Attack]] = {
+    "dlg": _dlg,
+    "idlg": _idlg,
+    "inverting-gradients": _inverting_gradients,
+    "gi-nas": _gi_nas,
+    "adaptive": _adaptive,
+}
+
+__all__ = ["ATTACKS", "Attack", "Progress", "PublicImages", "Reconstruction", "Setting", "Snapshot"]

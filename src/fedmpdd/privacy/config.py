@@ -1,0 +1,101 @@
+"""What is audited: a run's config, and an `[audit]` table beside it."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedmpdd.codecs import Codec, Private
+from fedmpdd.errors import ConfigError
+from fedmpdd.federation.compare import codec_config
+from fedmpdd.federation.config import RunConfig, apply_overrides, parse_config, read_table
+from fedmpdd.privacy.attacks import ATTACKS
+
+
+class AuditConfig(BaseModel):
+    """How the updates of a run are attacked. Models and codecs are those of the run, unless others are named.
+
+    labels: "known" grants them to the attacker, "found" does not. rounds: how many rounds with the same examples the
+    attacker has seen. run: a run folder whose newest checkpoint is the model; without it, the initial model.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    attacks: tuple[str, ...] = Field(default=("dlg", "adaptive"), strict=False)
+    models: tuple[str, ...] = Field(default=(), strict=False)
+    codecs: tuple[str, ...] = Field(default=(), strict=False)
+    images: int = Field(default=8, ge=1, le=1000)
+    batch: int | None = Field(default=None, ge=1, le=64)
+    rounds: int = Field(default=1, ge=1, le=1000)
+    labels: Literal["known", "found"] = "known"
+    effort: float = Field(default=1.0, gt=0, le=100)
+    seed: int = Field(default=17, ge=0, lt=2**63)
+    run: str | None = None
+
+
+class Audit(BaseModel):
+    """A run, how it is attacked, and which codecs: all that an audit's results depend on."""
+
+    model_config = ConfigDict(frozen=True)
+
+    config: RunConfig
+    audit: AuditConfig
+
+    def codec_texts(self) -> list[str]:
+        """The codecs to attack, as texts; FedSGD, the control, comes first."""
+        own = self.audit.codecs or (_text_of(self.config),)
+        return ["fedsgd", *(text for text in own if text != "fedsgd")]
+
+    def by_model(self) -> "list[Audit]":
+        """One audit per model."""
+        names = self.audit.models or (self.config.model,)
+        return [Audit(config=self.config.model_copy(update={"model": name}), audit=self.audit) for name in names]
+
+    def codec(self, text: str) -> Codec:
+        """Return the codec that a text describes."""
+        return codec_config(self.config, text).codec.build()
+
+    def protection(self, text: str) -> Private | None:
+        """Return what protects the updates of that codec, if anything does."""
+        return codec_config(self.config, text).codec.protection()
+
+    @property
+    def batch(self) -> int:
+        """Examples in a client's batch."""
+        return self.audit.batch or self.config.batch
+
+
+def load_audit(source: str, overrides: list[str], *, codecs: str | None = None, run: Path | None = None) -> Audit:
+    """Read a config by shipped name or path; overrides of the audit begin with `audit.`."""
+    values = apply_overrides(read_table(source), overrides)
+    own: dict[str, Any] = dict(values.pop("audit", {}))
+    if codecs is not None:
+        own["codecs"] = [text.strip() for text in codecs.split(",") if text.strip()]
+    if run is not None:
+        own["run"] = str(run)
+    try:
+        chosen = AuditConfig.model_validate(own)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(str(part) for part in problem["loc"])
+        raise ConfigError(f"audit.{where} = {problem['input']!r}: {problem['msg']}") from None
+    for name in chosen.attacks:
+        if name not in ATTACKS:
+            raise ConfigError(f"audit.attacks: {name!r} is unknown; use some of {', '.join(ATTACKS)}")
+    audit = Audit(config=parse_config(values), audit=chosen)
+    for text in audit.codec_texts():
+        codec = audit.codec(text)
+        if codec.from_losses:
+            raise ConfigError(f"audit.codecs: {text} sends losses, not gradients; there is no attack on those here yet")
+    return audit
+
+
+def _text_of(config: RunConfig) -> str:
+    values = config.codec.model_dump(mode="json")
+    unset = {key: field.default for key, field in type(config.codec).model_fields.items()}
+    parameters = {
+        key: value
+        for key, value in values.items()
+        if key not in ("name", "keys", "error_feedback") and not (key in unset and value == unset[key])
+    }
+    return ":".join([values["name"], *(f"{key}={value}" for key, value in parameters.items())])

@@ -1,0 +1,171 @@
+"""How well a guess explains what was sent: a loss per problem, differentiable in the guessed gradients.
+
+Two ways to look at an update. *Decoded*: compare with the server's estimate of the gradient, as the paper does. *Sent*:
+push the guess through the same directions and compare with the scalars themselves, with the likelihood of their
+rounding. The second is what somebody who has the seed would do.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedmpdd.codecs import MPDD, RandK, TopK
+from fedmpdd.directions import Key, family_named
+from fedmpdd.privacy.observation import Sight
+
+EXACT = 1e5  # nats of a loss that measures without noise, within what float32 can tell
+
+
+class Match(Protocol):
+    """Loss [problems] of guessed gradients [problems, d]: 0 or more, and small for the truth.
+
+    Times `nats` it is a negative log-likelihood, to be weighed against a prior; large where nothing was rounded.
+    """
+
+    nats: float
+
+    def __call__(self, gradients: Tensor) -> Tensor:
+        """Return the losses."""
+
+
+class Distance:
+    """‖g′ − target‖² over the coordinates that are known, divided by ‖target‖²."""
+
+    nats = EXACT
+
+    def __init__(self, targets: Tensor, known: Tensor | None = None) -> None:
+        self._targets, self._known = targets, known
+        self._norms = targets.square().sum(dim=1).clamp_min(1e-30)
+
+    def __call__(self, gradients: Tensor) -> Tensor:
+        """See Match."""
+        difference = gradients - self._targets
+        if self._known is not None:
+            difference = difference * self._known
+        return difference.square().sum(dim=1) / self._norms
+
+
+class SquaredDifference:
+    """‖g′ − target‖² as it is: what DLG was published with."""
+
+    nats = EXACT
+
+    def __init__(self, targets: Tensor) -> None:
+        self._targets = targets
+
+    def __call__(self, gradients: Tensor) -> Tensor:
+        """See Match."""
+        return (gradients - self._targets).square().sum(dim=1)
+
+
+class Cosine:
+    """1 − the cosine of guess and target."""
+
+    nats = EXACT
+
+    def __init__(self, targets: Tensor) -> None:
+        self._targets = targets
+
+    def __call__(self, gradients: Tensor) -> Tensor:
+        """See Match."""
+        return 1 - torch.nn.functional.cosine_similarity(gradients, self._targets, dim=1)
+
+
+class Projections:
+    """Compare m scalars along the update's own directions.
+
+    32 bits: squared differences. 16 to 4 bits: the same, but what stochastic rounding can explain costs nothing: a
+    scalar within a step of its level. One bit: a logistic loss on every sign, with the norm that the scale gives away.
+    """
+
+    def __init__(self, codec: MPDD, sights: Sequence[Sight]) -> None:
+        self._codec = codec
+        self._keys = [sight.key for sight in sights]
+        self._levels = torch.from_numpy(np.stack([codec.levels_of(sight.update) for sight in sights]))
+        self._scales = torch.tensor([float(sight.update.arrays[0][0]) if codec.bits < 32 else 1.0 for sight in sights])
+        # ‖s‖² is about m·‖g‖²: the unit in which differences of scalars are small or large.
+        values = self._levels * self._scales[:, None]
+        self._power = values.square().sum(dim=1).clamp_min(1e-30)
+        # As docs/codec.md has it; the correction for concentrated gradients is within a few per cent.
+        self._norms = self._scales / math.sqrt(math.pi / 2)
+        self._temperature = _temperature(codec.m)
+        self.nats = codec.m / self._temperature if codec.bits == 1 else EXACT
+        self._bound, self._norm_weight = math.inf, 0.1
+        protection = sights[0].protection
+        if protection is not None:
+            noise = protection.noise_deviation
+            if noise > 0:  # a squared difference divided by twice the variance is a log-likelihood
+                self.nats = min(self.nats, float(self._power.mean()) / (2 * noise**2))
+            # What a client clips, the attacker clips; and a norm that was clipped or coarsened says little.
+            self._bound = protection.bound
+            self._norm_weight = 0.0 if math.isfinite(self._bound) else 0.01
+
+    def __call__(self, gradients: Tensor) -> Tensor:
+        """See Match."""
+        scalars = project(gradients, self._keys, self._codec)
+        if math.isfinite(self._bound):
+            lengths = scalars.square().sum(dim=1, keepdim=True).clamp_min(1e-30).sqrt()
+            scalars = scalars * (self._bound / lengths).clamp_max(1.0)
+        if self._codec.bits == 32:
+            return (scalars - self._levels).square().sum(dim=1) / self._power
+        if self._codec.bits > 1:
+            steps = scalars / self._scales.clamp_min(1e-30)[:, None] - self._levels
+            beyond = (steps.abs() - 1).clamp_min(0)
+            # Inside a step every value could have been rounded so, those near the level more easily.
+            unlikely = beyond.square() + 0.05 * steps.square()
+            return (unlikely.sum(dim=1) * self._scales.square()) / self._power
+        norms = self._norms.clamp_min(1e-30)
+        margins = self._levels * scalars / norms[:, None]
+        signs = torch.nn.functional.softplus(-margins / self._temperature).mean(dim=1) * self._temperature
+        length = gradients.square().sum(dim=1).clamp_min(1e-30).sqrt() / norms
+        return signs + self._norm_weight * length.log().square()
+
+
+def _temperature(m: int) -> float:
+    """How soft a sign is: many of them pin the gradient down, and the loss can be sharp."""
+    known = ((200, 0.3), (600, 0.1), (1_600, 0.03))
+    return next((value for most, value in known if m <= most), 0.01)
+
+
+class _Project(torch.autograd.Function):
+    """s = Uᵀg by the codec's own kernels, which never hold U; backwards it is decode."""
+
+    @staticmethod
+    def forward(ctx: Any, gradients: Tensor, keys: list[Key], codec: MPDD) -> Tensor:
+        ctx.keys, ctx.codec, ctx.d = keys, codec, gradients.shape[1]
+        rows = np.ascontiguousarray(gradients.detach().numpy())
+        return torch.from_numpy(family_named(codec.family).encode(rows, keys, codec.m))
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Tensor) -> Any:
+        family, one = family_named(ctx.codec.family), np.ones(1)
+        rows = np.ascontiguousarray(outer[0].numpy())
+        back = [family.decode(rows[i : i + 1], one, [key], ctx.d) for i, key in enumerate(ctx.keys)]
+        return torch.from_numpy(np.stack(back)), None, None
+
+
+def project(gradients: Tensor, keys: list[Key], codec: MPDD) -> Tensor:
+    """Directional derivatives [problems, m] of gradients [problems, d], each along the directions of its own key."""
+    scalars: Tensor = _Project.apply(gradients, keys, codec)  # type: ignore[no-untyped-call]
+    return scalars
+
+
+def match_decoded(sights: Sequence[Sight]) -> Tensor:
+    """What the server decodes from each of these updates [problems, d]."""
+    return torch.stack([sight.decoded for sight in sights]).to(sights[0].flat.device)
+
+
+def match_sent(sights: Sequence[Sight]) -> Match:
+    """Compare with what was really sent: one sight per problem, all of one codec."""
+    codec = sights[0].codec
+    if isinstance(codec, MPDD):
+        return Projections(codec, sights)
+    targets = match_decoded(sights)
+    if isinstance(codec, TopK | RandK):
+        # Coordinates that were not sent say nothing, or, for Top-k, little.
+        return Distance(targets, (targets != 0).float())
+    return Distance(targets)

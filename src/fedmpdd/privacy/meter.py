@@ -1,0 +1,54 @@
+"""What updates reveal by counting alone, whatever the attack: no more bits than they have."""
+
+import lzma
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmpdd.codecs import MPDD, Codec
+
+
+def revealed_bits(codec: Codec, d: int) -> int:
+    """Bits that one update says about its gradient: scalars and scale, no header, no padding."""
+    if isinstance(codec, MPDD):
+        return codec.m * codec.bits + (32 if codec.bits < 32 else 0)
+    return 8 * codec.bytes_per_update(d)
+
+
+def entropy_bound(images: NDArray[np.uint8]) -> float:
+    """Bits per image that are enough to write these images down, by a general compressor: their entropy is below."""
+    return 8 * len(lzma.compress(np.ascontiguousarray(images).tobytes(), preset=6)) / len(images)
+
+
+@dataclass(frozen=True)
+class Meter:
+    """What one client reveals over a whole run, on average.
+
+    `share` is the bits revealed divided by the bits that its examples hold at most. Below 1, all of them cannot be
+    recovered together by anybody; single ones can. `paper` is T·m/d, the paper's measure, which must stay below 1
+    there; None for codecs without directions.
+    """
+
+    bits_per_update: int
+    updates_per_client: float
+    bits_revealed: float
+    bits_of_data: float
+    share: float
+    paper: float | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the meter as it stands in the JSON document."""
+        return asdict(self)
+
+
+def meter(
+    codec: Codec, d: int, *, rounds: int, participation: float, examples_per_client: float, bits_per_example: float
+) -> Meter:
+    """Count over a run in which each client takes part in a share of the rounds."""
+    bits = revealed_bits(codec, d)
+    updates = rounds * participation
+    data = examples_per_client * bits_per_example
+    paper = updates * codec.m / d if isinstance(codec, MPDD) else None
+    return Meter(bits, updates, bits * updates, data, bits * updates / data, paper)

@@ -1,0 +1,116 @@
+"""What an attacker sees: bytes on the wire, and what the server knows anyway. Never a gradient."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedmpdd.codecs import Codec, Private, Update
+from fedmpdd.directions import Key
+from fedmpdd.models import FlatModel
+from fedmpdd.wire import pack, unpack
+
+
+@dataclass(frozen=True)
+class Victim:
+    """What a client computes, all of it public: the network, how pixels become inputs, the loss.
+
+    Images are in [0, 1], [examples, channels, height, width].
+    """
+
+    model: FlatModel
+    shape: tuple[int, int, int]
+    classes: int
+    mean: tuple[float, ...]  # inputs are (pixel − mean) / std, by channel
+    std: tuple[float, ...]
+
+    def inputs(self, images: Tensor) -> Tensor:
+        """Return the network's inputs for images."""
+        shift, scale = (torch.tensor(values, device=images.device).view(-1, 1, 1) for values in (self.mean, self.std))
+        return (images - shift) / scale
+
+    def gradients(self, flat: Tensor, images: Tensor, labels: Tensor) -> Tensor:
+        """Gradients [problems, d] of images [problems, batch, …] with label probabilities [problems, batch, classes].
+
+        Differentiable in images and labels.
+        """
+
+        def loss(parameters: Tensor, inputs: Tensor, own: Tensor) -> Tensor:
+            return -(own * torch.log_softmax(self.model(parameters, inputs), dim=1)).sum(dim=1).mean()
+
+        gradients: Tensor = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(
+            flat, self.inputs(images), labels
+        )
+        return gradients
+
+
+@dataclass(frozen=True)
+class Sight:
+    """One update as the server receives it: the model that the client had, and a frame."""
+
+    flat: Tensor
+    frame: bytes
+    codec: Codec  # by agreement; for codecs whose frames do not say all
+    key: Key  # assigned by the server, or read from the frame
+    protection: Private | None = None  # clipping and noise, how much of them being agreed on too
+
+    @cached_property
+    def update(self) -> Update:
+        """The frame, checked and read."""
+        return unpack(self.frame, codec=self.codec, d=len(self.flat))
+
+    @cached_property
+    def decoded(self) -> Tensor:
+        """The server's estimate of the gradient from this update alone."""
+        return torch.from_numpy(self.codec.decode_mean([self.update]))
+
+
+@dataclass(frozen=True)
+class Observation:
+    """Everything an attacker has on one batch: one sight, or several rounds with the same examples.
+
+    `labels` is given where the attacker is granted them, [batch]; None where it must find them.
+    """
+
+    victim: Victim
+    sights: tuple[Sight, ...]
+    batch: int
+    labels: Tensor | None = field(default=None)
+
+
+def one_hot(labels: Tensor, classes: int) -> Tensor:
+    """Label probabilities of known labels."""
+    return torch.nn.functional.one_hot(labels, classes).float()
+
+
+def observe(
+    victim: Victim,
+    flats: Sequence[Tensor],
+    codec: Codec,
+    keys: Sequence[Key],
+    images: NDArray[np.float32],
+    labels: NDArray[np.int64],
+    *,
+    grant_labels: bool,
+    protection: Private | None = None,
+    noise: Sequence[np.random.Generator] | None = None,
+) -> Observation:
+    """Be the client: compute the gradient of a batch at each model, encode it, and hand over nothing but frames.
+
+    protection clips and adds noise, from these generators, one per model, or from the operating system.
+    """
+    own = torch.from_numpy(labels)
+    sights = []
+    for i, (flat, key) in enumerate(zip(flats, keys, strict=True)):
+        gradient = victim.gradients(flat, torch.from_numpy(images)[None], one_hot(own, victim.classes)[None])
+        rows = gradient.detach().numpy()
+        if protection is None:
+            update = codec.encode(rows, [key])[0]
+        else:
+            update = protection.encode(rows, [key], None if noise is None else [noise[i]])[0]
+        sights.append(Sight(flat, pack(update), codec, key, protection))
+    return Observation(victim, tuple(sights), len(labels), own if grant_labels else None)

@@ -1,0 +1,61 @@
+"""From numbers to words a reviewer can quote."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+RECONSTRUCTED, PARTLY, NOTHING, INCONCLUSIVE = (
+    "reconstructed",
+    "partly",
+    "nothing beyond the class mean",
+    "inconclusive",
+)
+CLEAR = 0.8  # an SSIM from which on anybody would call it the same image
+BEYOND = 0.1  # by so much the SSIM must exceed that of the class mean to count
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What one attack achieved: numbers per image, or per image of every batch."""
+
+    ssim: Sequence[float]
+    class_mean_ssim: Sequence[float]
+    control_ssim: Sequence[float]  # the same attack on the whole gradient
+    truth_fits_better: Sequence[bool]  # the true image has a lower loss than what was found
+
+
+def verdict(evidence: Evidence) -> str:
+    """One of the four verdicts."""
+    if median(evidence.ssim) >= CLEAR:
+        return RECONSTRUCTED
+    if _beyond(evidence.ssim, evidence.class_mean_ssim):
+        return PARTLY
+    if not _beyond(evidence.control_ssim, evidence.class_mean_ssim):
+        return INCONCLUSIVE  # it cannot even attack a gradient that hides nothing
+    if sum(evidence.truth_fits_better) * 2 > len(evidence.truth_fits_better):
+        return INCONCLUSIVE  # it was stuck: a better optimiser may find more
+    return NOTHING
+
+
+def _beyond(ssim: Sequence[float], class_mean: Sequence[float]) -> bool:
+    return median(a - b for a, b in zip(ssim, class_mean, strict=True)) >= BEYOND
+
+
+def strongest(verdicts: Sequence[str]) -> str:
+    """The verdict on a codec: of its attacks the one that got furthest; nothing only if some attack was conclusive."""
+    for found in (RECONSTRUCTED, PARTLY, NOTHING):
+        if found in verdicts:
+            return found
+    return INCONCLUSIVE
+
+
+def sentence(codec: str, attack: str, found: str, ssim: float, class_mean: float, control: float) -> str:
+    """A verdict in words."""
+    numbers = f"SSIM {ssim:.2f}; class mean {class_mean:.2f}; the same attack on the whole gradient {control:.2f}"
+    words = {
+        RECONSTRUCTED: "recovers the private images",
+        PARTLY: "recovers more than the class of the private images",
+        NOTHING: "recovers nothing beyond the class mean; this is no guarantee against a better attack",
+        INCONCLUSIVE: "is inconclusive: it failed where nothing was hidden, or was stuck",
+    }
+    return f"{codec}: {attack} {words[found]} ({numbers})."

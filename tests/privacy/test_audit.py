@@ -1,0 +1,104 @@
+"""The command from end to end on the bundled digits, with so little effort that it takes seconds."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedmpdd.errors import ConfigError, RunError
+from fedmpdd.privacy.audit import CELLS, PAGE, RESULTS, run_audit, set_scene
+from fedmpdd.privacy.config import load_audit
+
+CHANGES = [
+    "dataset=mnist-5k",
+    "audit.models=[]",
+    "model=logistic",
+    "audit.images=2",
+    "audit.effort=0.02",
+    'audit.attacks=["adaptive"]',
+]
+CODECS = "mpdd:m=300,mpdd:m=20:bits=1,mpdd:m=50:clip=1:noise_multiplier=2.0"
+
+
+def small(codecs: str = CODECS, *more: str) -> Any:
+    return load_audit("audit-mnist", [*CHANGES, *more], codecs=codecs)
+
+
+def test_an_audit_is_written_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    shares: list[float] = []
+    results = run_audit(small(), tmp_path / "a", progress=lambda _, share: shares.append(share))
+    assert shares == sorted(shares)
+    assert json.loads((tmp_path / "a" / RESULTS).read_text()) == json.loads(json.dumps(results))
+    rows = {row["codec"]: row for row in results["rows"]}
+    assert list(rows) == ["fedsgd", *CODECS.split(",")]
+    assert rows["mpdd:m=300"]["bits_revealed"] == 9_600
+    assert {"codec", "attack", "ssim", "control_ssim", "bits_revealed", "verdict"} <= set(rows["fedsgd"])
+    assert all(row["control_ssim"] == rows["fedsgd"]["ssim"] for row in rows.values())
+    page = (tmp_path / "a" / PAGE).read_text(encoding="utf-8")
+    assert "<script src=" not in page
+    assert "<link" not in page
+    assert page.count("src='data:image/png") == 2 * 5  # originals and four codecs
+
+    cells = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "a" / CELLS).iterdir()}
+    again = run_audit(small(CODECS + ",qsgd:bits=4"), tmp_path / "a")
+    assert [row for row in again["rows"] if row["codec"] != "qsgd:bits=4"] == results["rows"]
+    after = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "a" / CELLS).iterdir()}
+    assert cells.items() <= after.items()
+    with pytest.raises(RunError, match="other settings"):
+        run_audit(small(CODECS, "audit.seed=5"), tmp_path / "a")
+
+
+def test_the_private_images_are_not_public() -> None:
+    scene = set_scene(small())
+    for image in scene.images[:, 0]:
+        assert not (scene.public.images == image).all(axis=(1, 2, 3)).any()
+        assert (scene.pool.images == image).all(axis=(1, 2, 3)).any()
+    assert scene.guesses["zero"] < scene.guesses["class mean"]
+    assert np.isfinite(scene.bits_per_image)
+
+
+@pytest.mark.parametrize(
+    ("changes", "codecs", "word"),
+    [
+        (["audit.attacks=['magic']"], CODECS, "'magic' is unknown; use some of dlg"),
+        (["audit.images=0"], CODECS, "audit.images = 0"),
+        (["audit.speed=3"], CODECS, "audit.speed"),
+        ([], "mpdd:m=0", "m = 0"),
+        ([], "nothing:m=1", "unknown"),
+        (["codec.keys=shared"], "decomfl:m=5", "sends losses"),
+    ],
+)
+def test_a_bad_config_is_refused_with_its_reason(changes: list[str], codecs: str, word: str) -> None:
+    with pytest.raises(ConfigError, match=word.replace("'", ".")):
+        small(codecs, *changes)
+
+
+def test_without_codecs_the_runs_own_is_attacked() -> None:
+    audit = load_audit("demo", [])
+    assert audit.codec_texts()[0] == "fedsgd"
+    assert audit.codec(audit.codec_texts()[1]) == audit.config.codec.build()
+
+
+def test_a_folder_that_is_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("precious")
+    with pytest.raises(RunError, match="is not an audit"):
+        run_audit(small(), tmp_path)
+    with pytest.raises(ConfigError, match="more than the"):
+        run_audit(small(CODECS, "audit.images=1000", "audit.batch=64"), tmp_path / "b")
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_checkpoint_is_attacked(tmp_path: Path) -> None:
+    from fedmpdd.federation.config import parse_config
+    from fedmpdd.federation.runs import Run
+
+    values = {"dataset": "mnist-5k", "pixels": "unit", "model": "logistic", "rounds": 3, "device": "cpu"}
+    run = Run.create(tmp_path / "run", parse_config(values))
+    run.train()
+    audit = load_audit("audit-mnist", CHANGES, codecs="mpdd:m=20", run=tmp_path / "run")
+    assert np.array_equal(set_scene(audit).flat, run.federation.flat)
+    other = load_audit("audit-mnist", [*CHANGES, "model=lenet"], codecs="mpdd:m=20", run=tmp_path / "run")
+    with pytest.raises(ConfigError, match="trained logistic"):
+        set_scene(other)

@@ -1,0 +1,102 @@
+"""What may be said of a config, and what must not."""
+
+import math
+from typing import Any
+
+import pytest
+
+from fedmpdd.errors import PrivacyError
+from fedmpdd.federation import RunConfig, parse_config
+from fedmpdd.privacy.accounting import FixedSize, epsilon
+from fedmpdd.privacy.guarantees import Guarantee, guarantees, noise_for
+
+CODEC: dict[str, Any] = {"name": "mpdd", "m": 50, "keys": "shared", "clip": 1.0, "noise_multiplier": 0.4}
+
+
+def config(codec: dict[str, Any] | None = None, **changes: Any) -> RunConfig:
+    base = {"clients": 1_000, "clients_per_round": 100, "rounds": 40}
+    return parse_config({**base, **changes, "codec": {**CODEC, **(codec or {})}})
+
+
+def stated(codec: dict[str, Any] | None = None, **changes: Any) -> dict[str, Guarantee]:
+    return {row.model: row for row in guarantees(config(codec, **changes), 1e-5)}
+
+
+def test_nothing_is_said_without_clipping() -> None:
+    for codec in ({"clip": None, "noise_multiplier": 0.0}, {"clip": None, "noise_multiplier": 0.0, "bits": 1}):
+        with pytest.raises(PrivacyError, match="nothing is clipped"):
+            stated(codec)
+        with pytest.raises(PrivacyError, match="nothing is clipped"):
+            noise_for(config(codec), 1.0, 1e-5)
+    with pytest.raises(PrivacyError, match="nothing is clipped"):
+        guarantees(parse_config({"codec": {"name": "gaussian", "noise": 1.0}}), 1e-5)
+
+
+def test_without_noise_there_is_none_and_no_number_says_otherwise() -> None:
+    for row in stated({"noise_multiplier": 0.0}).values():
+        assert row.epsilon == math.inf
+        assert row.statement == "no ε at all: there is no noise, or next to none"
+        assert row.as_dict()["epsilon"] is None
+
+
+def test_the_three_models_of_trust() -> None:
+    """Replacing a client moves scalars by twice the bound: every multiplier is halved."""
+    rows = stated()
+    taken = rows["local"].releases
+    assert 4 <= taken <= 16  # of 40 rounds at 10 %, the busiest of 1,000 clients
+    assert rows["local"].epsilon == epsilon(0.4 / 2, taken, 1e-5).epsilon
+    assert rows["aggregate"].epsilon == epsilon(0.4 * 10 / 2, taken, 1e-5).epsilon
+    assert rows["central"].epsilon == epsilon(2.0, 40, 1e-5, sampling=FixedSize(100, 1_000)).epsilon
+    assert rows["central"].epsilon < rows["aggregate"].epsilon < rows["local"].epsilon
+    assert rows["central"].noise_multiplier == pytest.approx(2.0)
+    assert "ε = " in rows["central"].statement
+
+
+@pytest.mark.parametrize(
+    ("codec", "changes", "why"),
+    [
+        ({"keys": "sent"}, {}, "other directions"),
+        ({"keys": "partitioned"}, {}, "other directions"),
+        ({"bits": 8}, {}, "rounded one by one"),
+        ({"bits": 1}, {}, "rounded one by one"),
+        ({}, {"dropout": 0.1}, "dropout"),
+        ({}, {"weighting": "examples"}, "weights"),
+    ],
+)
+def test_noise_of_others_is_counted_only_where_it_adds_up(
+    codec: dict[str, Any], changes: dict[str, Any], why: str
+) -> None:
+    rows = stated(codec, **changes)
+    assert rows["aggregate"].epsilon == rows["local"].epsilon
+    assert any(why in assumption for assumption in rows["aggregate"].assumptions)
+
+
+def test_directions_of_their_own_give_away_who_took_part() -> None:
+    rows = stated({"keys": "derived"})
+    assert rows["central"].sampling == "not counted on"
+    assert rows["central"].epsilon == rows["local"].epsilon
+
+
+def test_sampling_is_counted_only_where_it_helps() -> None:
+    """The bound for fixed sizes is worse than none where half of the clients take part."""
+    rows = stated(clients=100, clients_per_round=50)
+    assert rows["central"].sampling == "not counted on"
+    assert rows["central"].epsilon == rows["aggregate"].epsilon
+
+
+def test_everybody_in_every_round() -> None:
+    rows = stated(clients=100, clients_per_round=100)
+    assert {row.releases for row in rows.values()} == {40}
+
+
+def test_a_delta_that_gives_a_client_away_is_pointed_out() -> None:
+    row = guarantees(config(), 0.01)[0]
+    assert any("lower it" in assumption for assumption in row.assumptions)
+    assert not any("lower it" in assumption for assumption in stated()["local"].assumptions)
+
+
+def test_noise_for_an_epsilon_is_what_gives_it() -> None:
+    needed = noise_for(config(), 6.0, 1e-5)
+    assert needed["central"] < needed["aggregate"] < needed["local"]
+    for model in ("local", "central"):
+        assert 5.98 < stated({"noise_multiplier": needed[model]})[model].epsilon <= 6.0

@@ -1,0 +1,29 @@
+import numpy as np
+import pytest
+
+from fedmpdd.codecs import MPDD, QSGD, FedSGD
+from fedmpdd.privacy.meter import entropy_bound, meter, revealed_bits
+
+
+def test_bits_are_counted_exactly() -> None:
+    assert revealed_bits(MPDD(50, bits=1), 1000) == 50 + 32
+    assert revealed_bits(MPDD(50, bits=4), 1000) == 200 + 32
+    assert revealed_bits(MPDD(50), 1000) == 1600
+    assert revealed_bits(FedSGD(), 1000) == 32_000
+    assert revealed_bits(QSGD(bits=4), 1000) == 8 * QSGD(bits=4).bytes_per_update(1000)
+
+
+def test_a_bound_on_entropy_is_a_size_that_is_enough() -> None:
+    rng = np.random.default_rng(0)
+    noise = rng.integers(0, 256, (100, 1, 28, 28), dtype=np.uint8)
+    assert 8 * 784 * 0.99 < entropy_bound(noise) < 8 * 784 * 1.02
+    assert entropy_bound(np.zeros((100, 1, 28, 28), np.uint8)) < 100
+
+
+def test_a_run_is_metered() -> None:
+    m = meter(MPDD(400), 13_426, rounds=648, participation=0.5, examples_per_client=600, bits_per_example=1_000)
+    assert m.updates_per_client == 324
+    assert m.bits_revealed == 324 * 12_800
+    assert m.share == pytest.approx(324 * 12_800 / 600_000)
+    assert m.paper == pytest.approx(324 * 400 / 13_426)
+    assert meter(FedSGD(), 10, rounds=1, participation=1, examples_per_client=1, bits_per_example=1).paper is None
