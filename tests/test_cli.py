@@ -77,6 +77,9 @@ def test_run_resume_and_bad_folders(tmp_path: Path) -> None:
         ["run", "demo", "codec.m=none"],
         ["compare", "demo"],
         ["plan", "--d", "100"],
+        ["verify", "everything"],
+        ["verify", "--plot", "missing/page.html"],
+        ["verify", "norms", "--plot", "page.html"],
         ["data", "check", "imagenet"],
         ["epsilon", "demo"],
         ["epsilon", "demo", "codec.clip=1", "--delta", "2"],
@@ -99,6 +102,19 @@ def test_compare_and_plan_print_one_document(tmp_path: Path) -> None:
     assert "fedsgd" in plain.stdout
     planned = fedmpdd_command("plan", "--model", "lenet", "--budget", "64", "--json")
     assert json.loads(planned.stdout)["d"] == 13_426
+
+
+def test_verify_prints_verdicts_and_the_agreed_keys() -> None:
+    result = fedmpdd_command("verify", "norms", "--json")
+    assert result.returncode == 0, result.stderr  # whatever the verdicts
+    assert "Lemma 2" in result.stderr
+    rows = json.loads(result.stdout)["rows"]
+    keys = {"claim", "verdict", "measured", "expected", "interval", "corrected", "how"}
+    assert all(keys <= set(row) for row in rows)
+    assert {row["verdict"] for row in rows} == {"holds", "fails"}
+    plain = fedmpdd_command("verify", "averaging")
+    assert "holds" in plain.stdout
+    assert plain.stdout.count("our formula") == 4
 
 
 def test_data_commands(tmp_path: Path) -> None:

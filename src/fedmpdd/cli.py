@@ -14,7 +14,9 @@ from rich.console import Console
 
 import fedmpdd
 from fedmpdd.display import (
+    claims_table,
     comparison_table,
+    corrections,
     download_progress,
     messages,
     readable_bytes,
@@ -293,6 +295,33 @@ def epsilon_command(
             print(f"  - {assumption}")
         if row.model in needed:
             print(f"  ε = {target:g} takes codec.noise_multiplier={needed[row.model]:.4g}")
+
+
+@app.command()
+def verify(
+    parts: Annotated[list[str] | None, typer.Argument(help="Parts, like norms or inversion; default: all.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Where to write a page with the curves of convergence.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure the paper's lemmas and theorems, with a verdict each: about a minute."""
+    from fedmpdd.privacy.verify import convergence_page
+    from fedmpdd.privacy.verify import verify as measure
+    from fedmpdd.privacy.verify.claims import JOINT_LEVEL
+
+    if plot is not None:
+        runs = _training()
+        from fedmpdd import demo as show
+
+        show.check_page(plot, "--plot")
+    report = measure(messages.print, parts or (), curves_wanted=plot is not None)
+    if plot is not None:
+        runs.write_text(plot, convergence_page(report.curves))
+        messages.print(f"page: {plot.resolve().as_uri()}", soft_wrap=True)
+    if as_json:
+        _print_json(report.as_dict())
+        return
+    _console(False).print(claims_table(report.rows, JOINT_LEVEL))
+    _console(False).print(corrections(report.rows))
 
 
 @data_app.command("list")

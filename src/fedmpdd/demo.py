@@ -20,15 +20,15 @@ CODECS = {
 PALETTE = ("#495057", "#1f6feb", "#862e9c", "#d9480f")
 
 
-def check_page(path: Path) -> None:
+def check_page(path: Path, option: str = "--out") -> None:
     """Raise before the first round what would otherwise stop the page after the last one."""
     if importlib.util.find_spec("plotly") is None:
         raise MissingDependencyError("the page needs plotly, which is missing; in the checkout, pip install '.[train]'")
     folder = path.resolve().parent
     if path.is_dir() or not path.name:
-        raise InputError(f"--out {path} is a folder; name a file in it")
+        raise InputError(f"{option} {path} is a folder; name a file in it")
     if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise InputError(f"--out {path}: its folder does not exist or cannot be written to; choose another place")
+        raise InputError(f"{option} {path}: its folder does not exist or cannot be written to; choose another place")
 
 
 def write_page(rows: list[Comparison], path: Path) -> None:

@@ -125,3 +125,20 @@ def comparison_table(
         if row.error is not None:
             result.add_row(f"  stopped: {row.error}")
     return result
+
+
+def claims_table(rows: list[Any], level: float) -> Table:
+    """Claims of the paper beside what was measured, and the verdicts."""
+    title = f"claims, measured; intervals hold all together with probability {1 - level:.2%}"
+    result = table(title, {"claim": "left", "measured": "right", "claimed": "right", "verdict": "left"})
+    for row in rows:
+        value, low, high = row.measured
+        margin = f" ± {max(high - value, value - low):.2g}" if high > low else ""
+        result.add_row(row.claim, f"{value:.4g}{margin}", f"{row.relation} {row.expected:.4g}", row.verdict)
+    return result
+
+
+def corrections(rows: list[Any]) -> str:
+    """What is true instead of the claims that were not confirmed, each once."""
+    texts = dict.fromkeys(row.corrected for row in rows if row.verdict != "holds" and row.corrected)
+    return "\n".join(["what is true instead:", *(f"  * {text}" for text in texts)]) if texts else ""
