@@ -73,7 +73,7 @@ def share_display(what: str) -> Iterator[Callable[[str, float], None]]:
         if now - last[0] > PLAIN_EVERY_S or share >= 1:
             last[0] = now
             left = "" if share < 0.02 else f", about {(now - start) * (1 - share) / share:.0f} s left"
-            messages.print(f"{what}: {share:.0%}{left}; {part}")
+            messages.print(f"{what}: {share:.0%}{left}; {part}", soft_wrap=True)
 
     yield show
 

@@ -72,7 +72,9 @@ class Cosine:
 
     def __call__(self, gradients: Tensor) -> Tensor:
         """See Match."""
-        return 1 - torch.nn.functional.cosine_similarity(gradients, self._targets, dim=1)
+        # ½‖a − b‖² of unit vectors is 1 − aᵀb, but keeps its precision, and its sign, near zero.
+        a, b = (torch.nn.functional.normalize(rows, dim=1) for rows in (gradients, self._targets))
+        return 0.5 * (a - b).square().sum(dim=1)
 
 
 class Projections:
