@@ -10,16 +10,18 @@ rounds to the target. A run ends once it has reached the harder target, or diver
 import math
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fedmpdd.errors import CodecError, GradientError
 from fedmpdd.experiments.reading import Reading, better, read_run, summarise
 from fedmpdd.experiments.tables import SEEDS, Method, Table
 from fedmpdd.federation.engine import RoundMetrics
 from fedmpdd.federation.runs import METRICS, Run, write_json, write_text
 
 OnRound = Callable[[str, int, int, float | None], None]  # which run, its round, of how many, accuracy
-DONE = "done"
+DONE = "done"  # a file that says why a run ended early, if it diverged
 
 
 def reproduce(
@@ -71,7 +73,8 @@ def _reading(
     folder = out / table.name / re.sub(r"[^a-z0-9]+", "-", method.codec.lower()) / f"lr-{lr:g}-seed-{seed}"
 
     def read() -> Reading:
-        return read_run(folder, seed, lr, target=table.target, harder=table.harder, budget=table.budget)
+        reading = read_run(folder, seed, lr, target=table.target, harder=table.harder, budget=table.budget)
+        return replace(reading, diverged=reading.diverged or (folder / DONE).read_text(encoding="utf-8") != "")
 
     if (folder / DONE).is_file():
         return read()
@@ -91,8 +94,12 @@ def _reading(
             name = f"{table.name}, {method.name}, lr {lr:g}, seed {seed}"
             on_round(name, metrics.round + 1, run.config.rounds, metrics.accuracy)
 
-    run.train(show, until=finished)
-    (folder / DONE).touch()
+    why = ""
+    try:
+        run.train(show, until=finished)
+    except (GradientError, CodecError) as error:  # the step size was too large, and there is nothing left to encode
+        why = str(error)
+    write_text(folder / DONE, why)
     return read()
 
 
