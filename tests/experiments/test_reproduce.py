@@ -47,6 +47,18 @@ def test_what_is_missing_is_run_and_what_is_there_is_used(tmp_path: Path) -> Non
     assert again == results
 
 
+def test_a_short_search_chooses_the_step_size(tmp_path: Path) -> None:
+    seen: dict[str, int] = {}
+    table = replace(small_table(), lrs=(1e-6, 0.05), search=8)
+
+    def on_round(name: str, done: int, *_: object) -> None:
+        seen[name] = max(seen.get(name, 0), done)
+
+    results = reproduce(table, tmp_path, seeds=1, methods=["fedsgd"], device="cpu", on_round=on_round)
+    assert results["rows"][0]["lr"] == 0.05
+    assert seen == {"small, FedSGD, lr 1e-06, seed 17": 8, "small, FedSGD, lr 0.05, seed 17": 24}
+
+
 def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
     table = small_table()
     whole = reproduce(table, tmp_path / "a", seeds=1, methods=["fedsgd"], device="cpu")

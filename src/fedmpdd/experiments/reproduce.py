@@ -4,7 +4,8 @@
     OUT/TABLE/results.json, table.md    what was read off them
 
 The step size of every method is chosen among the table's, as the paper does: on the first seed, the one with the fewest
-rounds to the target. A run ends once it has reached the harder target, or diverged, or used up its rounds.
+rounds to the target, or, where a table says so to save time, the highest accuracy after a few of them. A run ends once
+it has reached the harder target, or diverged, or used up its rounds.
 """
 
 import math
@@ -40,12 +41,16 @@ def reproduce(
     for method in chosen:
         readings: list[Reading] = []
         for number, seed in enumerate(SEEDS[:seeds]):
-            lrs = table.lrs if number == 0 else (readings[0].lr,)
-            tried = [_reading(table, method, seed, lr, out, device, data_dir, on_round) for lr in lrs]
-            best = tried[0]
-            for reading in tried[1:]:
-                best = reading if better(reading, best) else best
-            readings.append(best)
+
+            def read(lr: float, rounds: int | None = None, seed: int = seed, method: Method = method) -> Reading:
+                return _reading(table, method, seed, lr, rounds, out, device, data_dir, on_round)
+
+            if number > 0:
+                readings.append(read(readings[0].lr))
+            elif table.search is None:
+                readings.append(_best([read(lr) for lr in table.lrs]))
+            else:
+                readings.append(read(_best([read(lr, table.search) for lr in table.lrs]).lr))
         rows.append(_row(method, readings))
     results = {
         "table": table.name,
@@ -60,17 +65,26 @@ def reproduce(
     return results
 
 
+def _best(readings: Sequence[Reading]) -> Reading:
+    best = readings[0]
+    for reading in readings[1:]:
+        best = reading if better(reading, best) else best
+    return best
+
+
 def _reading(
     table: Table,
     method: Method,
     seed: int,
     lr: float,
+    rounds: int | None,
     out: Path,
     device: str,
     data_dir: Path | None,
     on_round: OnRound | None,
 ) -> Reading:
-    folder = out / table.name / re.sub(r"[^a-z0-9]+", "-", method.codec.lower()) / f"lr-{lr:g}-seed-{seed}"
+    kind = "" if rounds is None else "search-"
+    folder = out / table.name / re.sub(r"[^a-z0-9]+", "-", method.codec.lower()) / f"{kind}lr-{lr:g}-seed-{seed}"
 
     def read() -> Reading:
         reading = read_run(folder, seed, lr, target=table.target, harder=table.harder, budget=table.budget)
@@ -82,7 +96,8 @@ def _reading(
         run = Run.resume(folder, data_dir)
     else:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        run = Run.create(folder, table.run_config(method, seed, lr, device), data_dir)
+        config = table.run_config(method, seed, lr, device)
+        run = Run.create(folder, config.model_copy(update={"rounds": rounds or config.rounds}), data_dir)
 
     def finished(metrics: RoundMetrics) -> bool:
         if metrics.clients and (metrics.loss is None or not math.isfinite(metrics.loss)):

@@ -46,6 +46,7 @@ class Table:
     budget: int
     attack: str
     lrs: tuple[float, ...]
+    search: int | None = None  # rounds of the search for a step size; all of them if not given
 
     def run_config(self, method: Method, seed: int, lr: float, device: str) -> RunConfig:
         """Return the config of one training."""
@@ -81,6 +82,7 @@ def load_table(name: str) -> Table:
         own["budget"],
         own["attack"],
         tuple(own["lrs"]),
+        own.get("search"),
     )
 
 
