@@ -47,6 +47,14 @@ def test_what_is_missing_is_run_and_what_is_there_is_used(tmp_path: Path) -> Non
     assert again == results
 
 
+def test_a_run_goes_on_until_the_budget_is_spent(tmp_path: Path) -> None:
+    """Accuracy at the budget is that of all the bytes, not of those that the target took."""
+    table = replace(small_table(), harder=0.2, lrs=(0.05,), budget=10 * 4 * 7_850 * 13)
+    run = reproduce(table, tmp_path, seeds=1, methods=["fedsgd"], device="cpu")["rows"][0]["runs"][0]
+    assert run["rounds"] == 13
+    assert run["rounds_to_target"] == 8
+
+
 def test_a_short_search_chooses_the_step_size(tmp_path: Path) -> None:
     seen: dict[str, int] = {}
     table = replace(small_table(), lrs=(1e-6, 0.05), search=8)
@@ -56,7 +64,11 @@ def test_a_short_search_chooses_the_step_size(tmp_path: Path) -> None:
 
     results = reproduce(table, tmp_path, seeds=1, methods=["fedsgd"], device="cpu", on_round=on_round)
     assert results["rows"][0]["lr"] == 0.05
-    assert seen == {"small, FedSGD, lr 1e-06, seed 17": 8, "small, FedSGD, lr 0.05, seed 17": 24}
+    assert seen == {
+        "small, FedSGD, search, lr 1e-06, seed 17": 8,
+        "small, FedSGD, search, lr 0.05, seed 17": 8,
+        "small, FedSGD, lr 0.05, seed 17": 24,
+    }
 
 
 def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:

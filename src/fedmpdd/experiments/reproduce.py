@@ -5,7 +5,7 @@
 
 The step size of every method is chosen among the table's, as the paper does: on the first seed, the one with the fewest
 rounds to the target, or, where a table says so to save time, the highest accuracy after a few of them. A run ends once
-it has reached the harder target, or diverged, or used up its rounds.
+it has reached the harder target and spent the budget of bytes, or diverged, or used up its rounds.
 """
 
 import math
@@ -88,7 +88,8 @@ def _reading(
 
     def read() -> Reading:
         reading = read_run(folder, seed, lr, target=table.target, harder=table.harder, budget=table.budget)
-        return replace(reading, diverged=reading.diverged or (folder / DONE).read_text(encoding="utf-8") != "")
+        stopped = (folder / DONE).is_file() and (folder / DONE).read_text(encoding="utf-8") != ""
+        return replace(reading, diverged=reading.diverged or stopped)
 
     if (folder / DONE).is_file():
         return read()
@@ -99,14 +100,18 @@ def _reading(
         config = table.run_config(method, seed, lr, device)
         run = Run.create(folder, config.model_copy(update={"rounds": rounds or config.rounds}), data_dir)
 
+    reached = read().bytes_to_harder is not None if (folder / METRICS).is_file() else False
+
     def finished(metrics: RoundMetrics) -> bool:
+        nonlocal reached
         if metrics.clients and (metrics.loss is None or not math.isfinite(metrics.loss)):
             return True
-        return metrics.accuracy is not None and metrics.accuracy >= table.harder
+        reached = reached or (metrics.accuracy is not None and metrics.accuracy >= table.harder)
+        return reached and run.payload_bytes >= table.budget
 
     def show(metrics: RoundMetrics, _: Run) -> None:
         if on_round is not None:
-            name = f"{table.name}, {method.name}, lr {lr:g}, seed {seed}"
+            name = f"{table.name}, {method.name}, {'search, ' if rounds else ''}lr {lr:g}, seed {seed}"
             on_round(name, metrics.round + 1, run.config.rounds, metrics.accuracy)
 
     why = ""
