@@ -16,6 +16,7 @@ from fedmpdd.report.configs import identity
 
 # An audit's files. Their names stand here again because the module that writes them needs packages for attacks.
 RESULTS, CELLS = "results.json", "cells"
+_ROW_WORDS = ("model", "codec", "attack", "verdict")
 _ROW_NUMBERS = ("ssim", "control_ssim", "class_mean_ssim", "mse", "psnr", "labels_found", "bits_revealed")
 
 
@@ -197,26 +198,28 @@ def _read_audit(folder: Path) -> AuditRecord:
     path = folder / RESULTS
     results = _read_json(path)
     if not isinstance(results, dict) or not isinstance(results.get("rows"), list) or "config" not in results:
-        raise RunError(f"{path} is damaged: expected a table with rows and config; {_again(folder)}")
+        raise RunError(f"{path} is damaged: expected a table with rows and config; {again(folder)}")
     _check_audit_config(path, results["config"])
     for number, row in enumerate(results["rows"]):
-        words = isinstance(row, dict) and all(isinstance(row.get(k), str) for k in ("model", "codec", "attack"))
-        if not words or not isinstance(row.get("verdict"), str) or not isinstance(row.get("sentence"), str):
-            raise RunError(f"{path}, row {number} is damaged: model, codec, attack or verdict; {_again(folder)}")
+        if not isinstance(row, dict) or not all(isinstance(row.get(key), str) for key in _ROW_WORDS):
+            raise RunError(
+                f"{path}, row {number} is damaged: expected words for {', '.join(_ROW_WORDS)}; {again(folder)}"
+            )
         for key in _ROW_NUMBERS:
             if not _is_number(row.get(key)):
                 raise RunError(
-                    f"{path}, row {number} is damaged: {key} = {row.get(key)!r}, expected a number; {_again(folder)}"
+                    f"{path}, row {number} is damaged: {key} = {row.get(key)!r}, expected a number; {again(folder)}"
                 )
         each = row.get("ssim_each")
         if not isinstance(each, list) or not all(_is_number(value) for value in each):
-            raise RunError(f"{path}, row {number} is damaged: ssim_each, expected numbers; {_again(folder)}")
+            raise RunError(f"{path}, row {number} is damaged: ssim_each, expected numbers; {again(folder)}")
         if row.get("linkage") is not None and not _is_number(row["linkage"]):
-            raise RunError(f"{path}, row {number} is damaged: linkage = {row['linkage']!r}; {_again(folder)}")
+            raise RunError(f"{path}, row {number} is damaged: linkage = {row['linkage']!r}; {again(folder)}")
     return AuditRecord(folder, results["config"], results, cells)
 
 
-def _again(folder: Path) -> str:
+def again(folder: Path) -> str:
+    """What to do about a damaged file of an audit."""
     return f"delete the file and repeat fedmpdd audit … --out {folder}, which keeps what is done"
 
 

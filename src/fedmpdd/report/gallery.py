@@ -4,11 +4,10 @@ import base64
 import re
 import struct
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from fedmpdd.errors import RunError
-from fedmpdd.report.collect import AuditRecord
+from fedmpdd.report.collect import AuditRecord, again
 
 SHOWN = 8  # the most images in a line of an audit's picture
 _PNG = b"\x89PNG\r\n\x1a\n"
@@ -56,12 +55,12 @@ def gallery_of(audit: AuditRecord, model: str, rows: list[dict[str, Any]]) -> Ga
             raise ValueError("this is no PNG")
         width, height = struct.unpack(">II", data[16:24])
     except (KeyError, TypeError, ValueError, OSError, struct.error) as error:
-        raise RunError(f"{path} or its audit's config is damaged: {error!r}; {_again(audit.folder)}") from None
+        raise RunError(f"{path} or its audit's config is damaged: {error!r}; {again(audit.folder)}") from None
     count = len(rows) + 1
     if columns < 1 or width % columns or height % count:
         raise RunError(
             f"{path} is {width} × {height}, expected {columns} images beside and {count} above each other; "
-            + _again(audit.folder)
+            + again(audit.folder)
         )
     tops = [_share(line, count) for line in range(count)]
     lefts = [_share(column, columns) for column in range(columns)]
@@ -77,10 +76,6 @@ def gallery_of(audit: AuditRecord, model: str, rows: list[dict[str, Any]]) -> Ga
 def _share(index: int, count: int) -> float:
     """Where CSS has a background begin so that part `index` of `count` shows, in percent."""
     return 0.0 if count == 1 else 100 * index / (count - 1)
-
-
-def _again(folder: Path) -> str:
-    return f"delete it and repeat fedmpdd audit … --out {folder}, which keeps what is done"
 
 
 def _file_name(model: str) -> str:

@@ -10,6 +10,7 @@
   const DASHES = ["solid", "dash", "dashdot", "longdash"]; // tells groups apart once colours repeat
   const UNFINISHED = "dot";
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
+  const narrow = window.matchMedia("(max-width: 40rem)");
   const touch = window.matchMedia("(pointer: coarse)").matches;
   const state = tasks.map(() => ({ mode: "mean", bytes: "uplink", hidden: new Set() }));
 
@@ -100,7 +101,7 @@
       xaxis: axis === "rounds"
         ? { ...axisStyle, title: { text: "rounds" }, rangemode: "tozero" }
         : {
-          ...axisStyle, type: "log", exponentformat: "SI", ticksuffix: "B", nticks: 8,
+          ...axisStyle, type: "log", exponentformat: "SI", ticksuffix: "B", nticks: narrow.matches ? 4 : 8,
           title: { text: `uplink of all clients, ${bytes === "uplink" ? "whole frames" : "payload"}` },
         },
       yaxis: { ...axisStyle, title: { text: quantity === "accuracy" ? "test accuracy" : "training loss" },
@@ -124,7 +125,9 @@
 
   function paint() { // the little lines beside names
     document.querySelectorAll(".swatch").forEach((swatch) => {
-      swatch.style.background = colourOf(Number(swatch.dataset.group), theme());
+      const index = Number(swatch.dataset.group), colour = colourOf(index, theme());
+      swatch.style.background = index < PALETTES.light.length
+        ? colour : `repeating-linear-gradient(90deg, ${colour} 0 5px, transparent 5px 8px)`;
     });
   }
 
@@ -167,9 +170,11 @@
     // For a paper: on white, with its legend, however the page looks.
     const figure = layout(...partsOf(plot), "light");
     Object.assign(figure, {
-      showlegend: true, legend: { orientation: "h", y: -0.2 }, paper_bgcolor: "#ffffff", plot_bgcolor: "#ffffff",
+      showlegend: true, legend: { orientation: "h", y: -0.2, traceorder: "normal" }, paper_bgcolor: "#ffffff", plot_bgcolor: "#ffffff",
       margin: { l: 60, r: 20, t: 20, b: 60 },
     });
+    for (const axis of ["xaxis", "yaxis"]) // what was zoomed in on
+      if (plot.layout[axis].autorange === false) figure[axis].range = plot.layout[axis].range;
     Plotly.downloadImage({ data: traces(...partsOf(plot), "light"), layout: figure },
       { format: "svg", width: 800, height: 520, filename: title.toLowerCase().replaceAll(" ", "-") });
   }));

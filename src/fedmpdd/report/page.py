@@ -19,7 +19,7 @@ from fedmpdd.report.gallery import gallery_of
 from fedmpdd.report.numbers import Task, check_wishes, rows_of, tasks_of
 from fedmpdd.report.plots import curves_of, widest_window
 
-# How bad a verdict is for whoever sent the update; a word that is not here gets no colour.
+# Verdicts from the strongest on, as an audit ranks them; a word that is not here gets the last colour.
 _VERDICT_COLOURS = {
     "reconstructed": "bad",
     "partly": "middling",
@@ -121,8 +121,14 @@ def _audit(audit: AuditRecord) -> dict[str, Any]:
     for model in dict.fromkeys(row["model"] for row in rows):
         own = [row for row in rows if row["model"] == model]
         strongest = [
-            max((row for row in own if row["codec"] == codec), key=lambda row: float(row["ssim"]))
+            min((row for row in own if row["codec"] == codec), key=_weakness)
             for codec in dict.fromkeys(row["codec"] for row in own)
         ]
         sections.append({"model": model, "rows": own, "strongest": strongest, "gallery": gallery_of(audit, model, own)})
     return {"record": audit, "sections": sections, "settings": flatten(audit.config)}
+
+
+def _weakness(row: dict[str, Any]) -> tuple[int, float]:
+    ranks = list(_VERDICT_COLOURS)
+    rank = ranks.index(row["verdict"]) if row["verdict"] in ranks else len(ranks)
+    return rank, -float(row["ssim"])

@@ -17,13 +17,14 @@ def share(value: Statistic | None) -> str:
 
 
 def size(value: Statistic | None) -> str:
-    """A number of bytes: 808 ± 12 kB."""
+    """A number of bytes, to three digits: 808 ± 12 kB."""
     if value is None:
         return NOTHING
     unit, factor = next((unit, factor) for unit, factor in _UNITS if value.mean >= factor or unit == "B")
-    digits = 0 if unit == "B" or value.mean / factor >= 99.95 else 1
+    shown = value.mean / factor
+    digits = 0 if unit == "B" else 2 if shown < 9.995 else 1 if shown < 99.95 else 0
     spread = f" ± {value.sd / factor:.{digits}f}" if value.sd else ""  # most codecs send the same whatever the seed
-    return f"{value.mean / factor:,.{digits}f}{spread} {unit}{_of(value)}"
+    return f"{shown:,.{digits}f}{spread} {unit}{_of(value)}"
 
 
 def count(value: Statistic | None) -> str:
