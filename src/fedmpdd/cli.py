@@ -295,6 +295,43 @@ def report(
         _print_json({"page": str(out), **document})
 
 
+@app.command()
+def reproduce(
+    tables: Annotated[list[str], typer.Argument(help="Tables of the paper by name, or all.")],
+    seeds: Annotated[int, typer.Option(min=1, max=5, help="How many of the paper's five seeds.")] = 5,
+    methods: Annotated[str | None, typer.Option(help="Only these rows, by codec: fedsgd,mpdd:m=400.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    out: Annotated[Path, typer.Option(help="Folder for runs and results; what is there is used.")] = Path("results"),
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Run what is missing of the paper's tables, and put its numbers beside ours."""
+    _training()
+    from fedmpdd.experiments.reproduce import markdown
+    from fedmpdd.experiments.reproduce import reproduce as run_table
+    from fedmpdd.experiments.tables import load_table, table_names
+
+    chosen = [load_table(name) for name in (table_names() if tables == ["all"] else tables)]
+    only = None if methods is None else [text.strip() for text in methods.split(",") if text.strip()]
+    documents = []
+    with round_display() as start:
+        shown: dict[str, Any] = {}
+
+        def on_round(name: str, done: int, total: int, accuracy: float | None) -> None:
+            if name not in shown:
+                shown[name] = start(name, total)
+            shown[name].note(done, "" if accuracy is None else f"accuracy {accuracy:.1%}")
+
+        for table_of_paper in chosen:
+            options: dict[str, Any] = {"seeds": seeds, "methods": only, "device": device, "data_dir": data_dir}
+            documents.append(run_table(table_of_paper, out, on_round=on_round, **options))
+    if as_json:
+        _print_json(documents[0] if len(documents) == 1 else {"tables": documents})
+        return
+    for document in documents:
+        print(markdown(document))
+
+
 @app.command("epsilon")
 def epsilon_command(
     config: Config,

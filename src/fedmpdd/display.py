@@ -37,7 +37,10 @@ class Rounds:
         """Show a round: how many are done, the newest accuracy, bytes so far, and what FedSGD would have sent."""
         self._accuracy = self._accuracy if accuracy is None else accuracy
         shown = "" if self._accuracy is None else f"accuracy {self._accuracy:.1%}  "
-        note = f"{shown}uplink {readable_bytes(uplink)}  1/{full / max(uplink, 1):,.0f} of FedSGD"
+        self.note(done, f"{shown}uplink {readable_bytes(uplink)}  1/{full / max(uplink, 1):,.0f} of FedSGD")
+
+    def note(self, done: int, note: str) -> None:
+        """Show how many rounds are done, and a word on them."""
         if self._live is not None and self._task is not None:
             self._live.update(self._task, completed=done, note=note)
         elif time.monotonic() - self._printed > PLAIN_EVERY_S or done == self._total:

@@ -22,6 +22,7 @@ def make_run(
     seed: int = 1,
     rounds: int = 6,
     done: int | None = None,
+    ended: bool | None = None,
     uplink: int = 100,
     payload: int = 80,
     losses: list[float | None] | None = None,
@@ -46,8 +47,8 @@ def make_run(
         for i in range(count)
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    if count == rounds:
-        summary = {"rounds": rounds, "uplink_bytes": rounds * uplink, "model_sha256": f"{seed:064x}"}
+    if count == rounds if ended is None else ended:
+        summary = {"rounds": count, "uplink_bytes": count * uplink, "model_sha256": f"{seed:064x}"}
         (folder / "summary.json").write_text(json.dumps(summary))
     return folder
 

@@ -28,8 +28,23 @@ def test_bytes_add_up_and_a_run_knows_its_state(tmp_path: Path) -> None:
     cut, whole = collect([tmp_path]).runs
     assert whole.history == (Round(1, 3.0, None, 7, 5), Round(2, None, 0.5, 14, 10), Round(3, 1.0, None, 21, 15))
     assert whole.finished
-    assert (cut.finished, len(cut.history), cut.model_sha256) == (False, 3, None)
+    assert (cut.finished, len(cut.history), cut.summary) == (False, 3, None)
     assert [entry.rounds for entry in cut.evaluations] == [2]
+
+
+def test_a_run_that_ended_at_a_target_is_finished_until_it_goes_on(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", {2: 0.5}, done=3, ended=True)
+    assert collect([folder]).runs[0].finished
+    line = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+    with (folder / "metrics.jsonl").open("a") as lines:
+        lines.write(json.dumps(line | {"round": 3}) + "\n")
+    assert not collect([folder]).runs[0].finished
+
+
+def test_runs_below_a_folder_with_results_of_its_own_are_found(tmp_path: Path) -> None:
+    make_runs(tmp_path / "table")
+    (tmp_path / "table" / "results.json").write_text("{}")  # as fedmpdd reproduce leaves it
+    assert len(collect([tmp_path / "table"]).runs) == 4
 
 
 def test_a_run_that_has_not_begun_is_unfinished(tmp_path: Path) -> None:

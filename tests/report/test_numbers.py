@@ -81,6 +81,14 @@ def test_unfinished_runs_do_not_count_beside_finished_ones(tmp_path: Path) -> No
     assert alone.final_accuracy == Statistic(0.4, None, 1, 1)
 
 
+def test_runs_that_ended_at_a_target_differ_in_length(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", {2: 0.4, 4: 0.8}, seed=1, done=4, ended=True)
+    make_run(tmp_path / "b", {2: 0.8}, seed=2, done=2, ended=True)
+    (row,) = rows(tmp_path, targets=(0.8,))
+    assert (row.finished, row.rounds, row.most_rounds, row.rounds_wanted) == (2, 2, 4, 6)
+    assert close(row.to_target[0].rounds, 3, sqrt(2))
+
+
 def test_a_run_without_a_round_has_no_accuracy(tmp_path: Path) -> None:
     make_run(tmp_path / "new", {}, done=0)
     (row,) = rows(tmp_path, targets=(0.5,), budgets=(10,))

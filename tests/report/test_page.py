@@ -59,6 +59,15 @@ def test_unfinished_runs_and_audits_are_shown_as_such(tmp_path: Path) -> None:
     assert "0 attacks done, no verdicts yet" in text
 
 
+def test_runs_that_ended_early_say_so(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", {2: 0.8}, seed=1, done=2, ended=True)
+    make_run(tmp_path / "b", {4: 0.8}, seed=2, done=4, ended=True)
+    text = without_plotly(render(collect([tmp_path])))
+    assert ">2 to 4 of 6<" in text
+    assert text.count("ended before 6") == 2
+    assert "Unfinished" not in text
+
+
 def test_an_audit_alone_needs_no_plots(tmp_path: Path) -> None:
     page = render(collect([make_audit(tmp_path / "audit")]))
     assert "plotly.js" not in page

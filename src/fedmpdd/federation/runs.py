@@ -155,8 +155,10 @@ class Run:
             run._count(row)
         return run
 
-    def train(self, on_round: OnRound | None = None) -> dict[str, Any]:
-        """Run the rounds that are left and return the summary."""
+    def train(
+        self, on_round: OnRound | None = None, until: Callable[[RoundMetrics], bool] | None = None
+    ) -> dict[str, Any]:
+        """Run the rounds that are left, or until a round is enough, and return the summary."""
         self._note_environment()
         with (self.folder / METRICS).open("a", encoding="utf-8") as lines:
             while self.federation.next_round < self.config.rounds:
@@ -170,6 +172,8 @@ class Run:
                     self._checkpoint()
                 if on_round is not None:
                     on_round(metrics, self)
+                if until is not None and until(metrics):
+                    break
             lines.flush()
             os.fsync(lines.fileno())
         self._checkpoint()

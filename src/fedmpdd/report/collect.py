@@ -38,7 +38,7 @@ class RunRecord:
     config: RunConfig
     history: tuple[Round, ...]
     starts: tuple[dict[str, Any], ...]  # versions and machine, one entry per start
-    model_sha256: str | None
+    summary: dict[str, Any] | None  # written when a run ends, be it before its last round
 
     @property
     def seed(self) -> int:
@@ -47,8 +47,9 @@ class RunRecord:
 
     @property
     def finished(self) -> bool:
-        """Whether all rounds of its config were run."""
-        return len(self.history) == self.config.rounds
+        """Whether it ran all its rounds, or ended before on purpose: at a target, say."""
+        ended = self.summary is not None and self.summary["rounds"] == len(self.history)
+        return ended or len(self.history) == self.config.rounds
 
     @property
     def evaluations(self) -> list[Round]:
@@ -98,7 +99,7 @@ def _folders_of(path: Path) -> list[Path]:
     if not path.is_dir():
         what = "is a file" if path.exists() else "does not exist"
         raise RunError(f"{path} {what}; expected a run folder, an audit folder, or a folder that holds some")
-    if (path / CONFIG).is_file() or (path / RESULTS).is_file():
+    if (path / CONFIG).is_file():
         return [path]
     found = []
     for name, inner, _ in os.walk(path):
@@ -109,8 +110,8 @@ def _folders_of(path: Path) -> list[Path]:
         inner[:] = sorted(one for one in inner if not one.startswith("."))  # a run is made in a hidden folder
     if not found:
         raise RunError(
-            f"{path} holds no run ({CONFIG} with {METRICS}) and no audit ({RESULTS}), nor does any folder below it; "
-            "make one with fedmpdd run or fedmpdd audit, or name another folder"
+            f"{path} holds no run ({CONFIG} with {METRICS}) and no audit ({CONFIG} with {RESULTS}), nor does any "
+            "folder below it; make one with fedmpdd run or fedmpdd audit, or name another folder"
         )
     return found
 
@@ -120,7 +121,7 @@ def _is_run(folder: Path) -> bool:
 
 
 def _is_audit(folder: Path) -> bool:
-    return (folder / RESULTS).is_file() or ((folder / CONFIG).is_file() and (folder / CELLS).is_dir())
+    return (folder / CONFIG).is_file() and ((folder / RESULTS).is_file() or (folder / CELLS).is_dir())
 
 
 def _read_run(folder: Path) -> RunRecord:
@@ -135,7 +136,7 @@ def _read_run(folder: Path) -> RunRecord:
     summary = _read_json(folder / SUMMARY) if (folder / SUMMARY).is_file() else None
     if summary is not None:
         _check_summary(folder, summary, history)
-    return RunRecord(folder, config, history, tuple(starts), summary and str(summary.get("model_sha256")))
+    return RunRecord(folder, config, history, tuple(starts), summary)
 
 
 def _read_history(folder: Path, rounds: int) -> tuple[Round, ...]:
@@ -179,10 +180,10 @@ def _is_number(value: Any) -> bool:
 
 
 def _check_summary(folder: Path, summary: Any, history: tuple[Round, ...]) -> None:
-    """A summary is written after the last line: where they disagree, one of them was changed."""
-    sent = history[-1].uplink_bytes if history else 0
+    """A summary is written after its last line; a run that went on after it has more, but not other ones."""
     came = (summary.get("rounds"), summary.get("uplink_bytes")) if isinstance(summary, dict) else summary
-    if came != (len(history), sent):
+    if came not in [(entry.rounds, entry.uplink_bytes) for entry in history]:
+        sent = history[-1].uplink_bytes if history else 0
         raise RunError(
             f"{folder / SUMMARY} does not belong to {METRICS}, which has {len(history)} rounds and {sent} uplink bytes "
             f"where the summary says {came!r}; run it again into another folder, or leave this one out"

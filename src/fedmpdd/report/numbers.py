@@ -99,6 +99,7 @@ class Row:
     runs: int
     finished: int
     rounds: int  # that every counted run has
+    most_rounds: int  # that any of them has: runs may end at a target
     rounds_wanted: int
     final_accuracy: Statistic | None
     against_first: float | None  # difference of the final accuracies
@@ -159,6 +160,7 @@ def rows_of(task: Task, targets: Sequence[float] = (), budgets: Sequence[int] = 
                 runs=len(group.runs),
                 finished=group.finished,
                 rounds=min(entry.rounds for entry in sent),
+                most_rounds=max(entry.rounds for entry in sent),
                 rounds_wanted=runs[0].config.rounds,
                 final_accuracy=final,
                 against_first=_difference(final, first.final_accuracy if first else final),
