@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 NATIVE := CMakeLists.txt $(wildcard src/fedmpdd/directions/native/*)
 
-.PHONY: demo test lint bench gpu kernels neon clean
+.PHONY: demo test lint bench gpu kernels neon chromium clean
 
 demo: $(VENV)/.installed
 	$(BIN)/fedmpdd demo
@@ -60,6 +60,13 @@ neon:
 	    apt-get update -qq && apt-get install -y -qq --no-install-recommends qemu-user g++-aarch64-linux-gnu libc6-dev-arm64-cross; \
 	else echo "skipped: needs aarch64-linux-gnu-g++ and qemu-aarch64, or root and apt-get to install them"; exit 0; fi; \
 	mkdir -p build && aarch64-linux-gnu-g++ $(CHECK_FLAGS) $(CHECK) -o build/check_kernels_aarch64 && qemu-aarch64 build/check_kernels_aarch64
+
+# The browser that tests of the report's page look for; without it they are skipped.
+chromium:
+	@if command -v chromium >/dev/null; then chromium --version; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; \
+	else echo "skipped: needs chromium, or root and apt-get to install it"; fi
 
 clean:
 	rm -rf $(VENV) build

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import fedmpdd
+from tests.report.made_up import make_run, make_runs
 
 
 def fedmpdd_command(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -32,6 +33,9 @@ def test_version_and_help() -> None:
         ["demo", "--out"],
         ["audit", "no-such-config"],
         ["audit", "demo", "audit.attacks=['magic']"],
+        ["report"],
+        ["report", "no-such-folder"],
+        ["report", ".", "--target", "many"],
     ],
 )
 def test_bad_input_is_exit_status_2(arguments: list[str]) -> None:
@@ -156,3 +160,27 @@ def test_epsilon_states_it_with_its_assumptions_or_not_at_all() -> None:
     refused = fedmpdd_command("epsilon", "demo")
     assert refused.returncode == 2
     assert "nothing is clipped" in refused.stderr
+
+
+def test_report_writes_a_page_and_one_document(tmp_path: Path) -> None:
+    make_runs(tmp_path / "runs")
+    make_run(tmp_path / "runs" / "copy", {6: 0.7}, seed=1)
+    wishes = ["--target", "0.6", "--target", "0.7", "--budget", "50"]
+    result = fedmpdd_command("report", "runs", "-o", "page.html", *wishes, "--json", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert document["page"] == "page.html"
+    assert [target["target"] for target in document["rows"][0]["to_target"]] == [0.6, 0.7]
+    assert document["rows"][1]["to_target"][1]["uplink_bytes"]["mean"] == 50
+    assert "left out: runs/copy: the same config and seed as runs/a-1" in result.stderr
+    assert (tmp_path / "page.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+    for arguments, word in (
+        (["report", "runs", "-o", "missing/page.html"], "--out missing/page.html"),
+        (["report", "runs", "-o", "p.html", "--target", "60"], "--target 60 is no accuracy"),
+        (["report", "page.html", "-o", "p.html"], "page.html is a file; expected a run folder"),
+    ):
+        refused = fedmpdd_command(*arguments, cwd=tmp_path)
+        assert refused.returncode == 2
+        assert refused.stderr.startswith("error: ")
+        assert word in refused.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["page.html", "runs"]

@@ -268,6 +268,34 @@ def audit(
 
 
 @app.command()
+def report(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Run folders, audit folders, or folders that hold some.")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page; one that is there is replaced.")] = Path(
+        "report.html"
+    ),
+    target: Annotated[list[float] | None, typer.Option(help="Accuracy to reach, like 0.6; may be repeated.")] = None,
+    budget: Annotated[list[int] | None, typer.Option(help="Uplink bytes to stay within; may be repeated.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Make one page of runs and audits: curves, tables, reconstructions, and what was run."""
+    _training()
+    from fedmpdd import demo as show
+    from fedmpdd.report import collect, tables, write_report
+
+    show.check_page(out)
+    found = collect(folders)
+    document = tables(found, target or (), budget or ())
+    write_report(out, found, target or (), budget or ())
+    for text in found.left_out:
+        messages.print(f"left out: {text}", soft_wrap=True)
+    _console(as_json).print(f"page: {out.resolve().as_uri()}", soft_wrap=True)
+    if as_json:
+        _print_json({"page": str(out), **document})
+
+
+@app.command()
 def reproduce(
     tables: Annotated[list[str], typer.Argument(help="Tables of the paper by name, or all.")],
     seeds: Annotated[int, typer.Option(min=1, max=5, help="How many of the paper's five seeds.")] = 5,

@@ -1,0 +1,56 @@
+"""What many tables of settings have in common, once, and where they differ."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedmpdd.federation.config import RunConfig
+
+ABSENT = "–"
+
+
+@dataclass(frozen=True)
+class Differences:
+    """Settings by dotted key: those that all tables share, and the others with one value per table."""
+
+    common: dict[str, str]
+    keys: list[str]
+    rows: list[list[str]]  # in the order of the tables; a value per key
+
+
+def differences(tables: Sequence[dict[str, Any]]) -> Differences:
+    """Split tables of settings; a key that some of them lack is a difference."""
+    flat = [flatten(table) for table in tables]
+    keys = list(dict.fromkeys(key for table in flat for key in table))
+    same = [key for key in keys if all(table.get(key, ABSENT) == flat[0].get(key, ABSENT) for table in flat)]
+    differing = [key for key in keys if key not in same]
+    return Differences(
+        {key: flat[0][key] for key in same if flat[0][key] != ABSENT},
+        differing,
+        [[table.get(key, ABSENT) for key in differing] for table in flat],
+    )
+
+
+def flatten(table: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    """Inner tables as dotted keys, values as texts."""
+    result: dict[str, str] = {}
+    for key, value in table.items():
+        if isinstance(value, dict):
+            result |= flatten(value, f"{prefix}{key}.")
+        else:
+            result[prefix + key] = ABSENT if value is None else str(value)
+    return result
+
+
+def identity(config: RunConfig, **changed: Any) -> str:
+    """A text that two configs share when they say the same, in whatever order their keys came."""
+    return json.dumps(config.model_dump(mode="json") | changed, sort_keys=True)
+
+
+def codec_text(config: RunConfig) -> str:
+    """The codec in the words of `fedmpdd compare --codecs`, all that is not default included."""
+    codec = config.codec
+    values = codec.model_dump(mode="json", exclude_defaults=True, exclude={"name"})
+    own = sorted(values, key=lambda key: key in type(codec).model_fields)  # the codec's own parameters come first
+    return ":".join([codec.name, *(f"{key}={values[key]}" for key in own)])

@@ -1,0 +1,158 @@
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fedmpdd.errors import RunError
+from fedmpdd.report.collect import Round, collect
+from tests.report.made_up import ONE_BIT, audit_row, make_audit, make_run, make_runs
+
+
+def test_runs_and_audits_are_found_at_any_depth_and_once(tmp_path: Path) -> None:
+    make_runs(tmp_path / "deep" / "er")
+    make_audit(tmp_path / "audit")
+    shutil.copytree(tmp_path / "deep" / "er" / "a-1", tmp_path / ".a-1-123")  # as a run that is being made
+    found = collect([tmp_path / "deep" / "er" / "b-2", tmp_path, tmp_path / "audit"])
+    assert [run.folder.name for run in found.runs] == ["b-2", "a-1", "a-2", "b-1"]  # as named, then by name
+    assert [audit.folder.name for audit in found.audits] == ["audit"]
+    assert found.left_out == []
+
+
+def test_bytes_add_up_and_a_run_knows_its_state(tmp_path: Path) -> None:
+    make_run(tmp_path / "whole", {2: 0.5}, rounds=3, uplink=7, payload=5, losses=[3.0, None, 1.0])
+    make_run(tmp_path / "cut", {2: 0.5}, rounds=6, done=3, seed=2)
+    with (tmp_path / "cut" / "metrics.jsonl").open("a") as lines:
+        lines.write('{"round": 3, "lo')  # the process was killed here
+    cut, whole = collect([tmp_path]).runs
+    assert whole.history == (Round(1, 3.0, None, 7, 5), Round(2, None, 0.5, 14, 10), Round(3, 1.0, None, 21, 15))
+    assert whole.finished
+    assert (cut.finished, len(cut.history), cut.summary) == (False, 3, None)
+    assert [entry.rounds for entry in cut.evaluations] == [2]
+
+
+def test_a_run_that_ended_at_a_target_is_finished_until_it_goes_on(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", {2: 0.5}, done=3, ended=True)
+    assert collect([folder]).runs[0].finished
+    line = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+    with (folder / "metrics.jsonl").open("a") as lines:
+        lines.write(json.dumps(line | {"round": 3}) + "\n")
+    assert not collect([folder]).runs[0].finished
+
+
+def test_runs_below_a_folder_with_results_of_its_own_are_found(tmp_path: Path) -> None:
+    make_runs(tmp_path / "table")
+    (tmp_path / "table" / "results.json").write_text("{}")  # as fedmpdd reproduce leaves it
+    assert len(collect([tmp_path / "table"]).runs) == 4
+
+
+def test_a_run_that_has_not_begun_is_unfinished(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "new", {}, done=0)
+    (folder / "metrics.jsonl").unlink()
+    (folder / "environment.json").unlink()
+    (run,) = collect([folder]).runs
+    assert (run.finished, run.history, run.starts) == (False, (), ())
+
+
+def test_the_same_config_and_seed_count_once_and_the_longer_run_stays(tmp_path: Path) -> None:
+    make_run(tmp_path / "short", {2: 0.5}, done=3, codec=ONE_BIT)
+    make_run(tmp_path / "whole", {2: 0.5}, codec=dict(reversed(ONE_BIT.items())))  # the order of keys says nothing
+    found = collect([tmp_path])
+    assert [run.folder.name for run in found.runs] == ["whole"]
+    assert found.left_out == [f"{tmp_path / 'short'}: the same config and seed as {tmp_path / 'whole'}"]
+
+
+def test_an_audit_without_results_is_unfinished(tmp_path: Path) -> None:
+    folder = make_audit(tmp_path / "audit")
+    (folder / "results.json").unlink()
+    (folder / "cells" / "one.npz").touch()
+    (audit,) = collect([tmp_path]).audits
+    assert (audit.results, audit.cells) == (None, 1)
+
+
+def edit_line(number: int, **changes: object) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        path = folder / "metrics.jsonl"
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        lines[number] |= changes
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    return edit
+
+
+def write(name: str, text: str) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        (folder / name).write_text(text)
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (write("config.json", "{"), r"config.json is damaged: .*"),
+        (write("config.json", '{"rounds": 0}'), r"config.json is not the config of a run: rounds = 0: .*leave"),
+        (write("config.json", '{"rounds": 5}'), r"has 6 rounds, but config.json says rounds = 5.*leave"),
+        (write("environment.json", "[1]"), r"environment.json is damaged: expected a list.*delete"),
+        (write("environment.json", "["), r"environment.json is damaged: .*leave"),
+        (write("summary.json", '{"rounds": 6}'), r"6 rounds and 600 uplink bytes where the summary says \(6, None\)"),
+        (write("summary.json", "3"), r"where the summary says 3"),
+        (write("metrics.jsonl", '{"round": 0}\n{}\n'), r"metrics.jsonl, line 1 is damaged"),
+        (edit_line(2, round=5), r"line 3 is damaged: round = 5, expected 2; cut the file off"),
+        (edit_line(2, uplink_bytes=-1), r"uplink_bytes = -1, expected a number of bytes"),
+        (edit_line(2, payload_bytes="8"), r"payload_bytes = '8', expected a number of bytes"),
+        (edit_line(2, accuracy=1.5), r"accuracy = 1.5, expected null or a number from 0 to 1"),
+        (edit_line(2, loss=float("nan")), r"loss = nan, expected null or a number"),
+    ],
+)
+def test_a_damaged_run_is_refused_with_what_came_and_what_to_do(
+    tmp_path: Path, damage: Callable[[Path], None], message: str
+) -> None:
+    folder = make_run(tmp_path / "run", {2: 0.5})
+    damage(folder)
+    with pytest.raises(RunError, match=message):
+        collect([folder])
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (write("results.json", "["), r"results.json is damaged"),
+        (write("results.json", '{"rows": []}'), r"expected a table with rows and config; delete the file and repeat"),
+        (write("results.json", '{"rows": [], "config": {}}'), r"is not of an audit: expected tables config and audit"),
+    ],
+)
+def test_a_damaged_audit_is_refused(tmp_path: Path, damage: Callable[[Path], None], message: str) -> None:
+    folder = make_audit(tmp_path / "audit")
+    damage(folder)
+    with pytest.raises(RunError, match=message):
+        collect([folder])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"verdict": 3}, "row 0 is damaged: expected words for model, codec, attack, verdict"),
+        ({"ssim": "high"}, "ssim = 'high', expected a number"),
+        ({"ssim_each": None}, "ssim_each, expected numbers"),
+        ({"linkage": "all"}, "linkage = 'all'"),
+    ],
+)
+def test_a_damaged_row_of_an_audit_is_refused(tmp_path: Path, change: dict[str, object], message: str) -> None:
+    folder = make_audit(tmp_path / "audit", [audit_row("fedsgd", "dlg", "partly", 0.5, **change)])
+    with pytest.raises(RunError, match=message):
+        collect([folder])
+
+
+def test_nothing_to_report_on_is_bad_input(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "empty").mkdir()
+    for paths, message in (
+        ([], "nothing to report on"),
+        ([tmp_path / "nowhere"], "does not exist; expected a run folder"),
+        ([tmp_path / "file"], "is a file; expected a run folder"),
+        ([tmp_path / "empty"], "holds no run"),
+    ):
+        with pytest.raises(RunError, match=message):
+            collect(paths)
