@@ -4,6 +4,7 @@ import importlib.util
 import os
 from pathlib import Path
 
+from fedmpdd.display import PLOT_SETTINGS
 from fedmpdd.display import readable_bytes as readable
 from fedmpdd.errors import InputError, MissingDependencyError
 from fedmpdd.federation.compare import Comparison
@@ -73,7 +74,7 @@ def write_page(rows: list[Comparison], path: Path) -> None:
         legend={"orientation": "h", "y": 1.12},
         margin={"t": 150},
     )
-    page = figure.to_html(include_plotlyjs=True, full_html=True, config={"displaylogo": False, "responsive": True})
+    page = figure.to_html(include_plotlyjs=True, full_html=True, config=PLOT_SETTINGS)
     try:
         write_text(path, page)
     except OSError as error:

@@ -10,6 +10,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+# Of Plotly's pages: the buttons one by one, since its default ones offer to upload the data to a server.
+PLOT_SETTINGS: dict[str, Any] = {
+    "displaylogo": False,
+    "responsive": True,
+    "plotlyServerURL": "",
+    "modeBarButtons": [["toImage"], ["zoom2d", "pan2d"], ["zoomIn2d", "zoomOut2d", "resetScale2d"]],
+}
 messages = Console(stderr=True, highlight=False, markup=False)
 PLAIN_EVERY_S = 5.0
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmpdd.display import PLOT_SETTINGS
 from fedmpdd.federation.runs import write_text
 
 if TYPE_CHECKING:
@@ -168,10 +169,9 @@ def _plots(section: "Section", *, with_library: bool) -> str:
             yaxis={"range": [-0.05, 1.05], "gridcolor": "rgba(128,128,128,0.3)"},
             xaxis={"gridcolor": "rgba(128,128,128,0.3)"},
         )
-    settings = {"displaylogo": False, "responsive": True}
     return str(
-        bars.to_html(include_plotlyjs=with_library, full_html=False, config=settings)
-        + curves.to_html(include_plotlyjs=False, full_html=False, config=settings)
+        bars.to_html(include_plotlyjs=with_library, full_html=False, config=PLOT_SETTINGS)
+        + curves.to_html(include_plotlyjs=False, full_html=False, config=PLOT_SETTINGS)
     )
 
 

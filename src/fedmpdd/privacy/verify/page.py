@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from fedmpdd.display import PLOT_SETTINGS
 from fedmpdd.privacy.verify.convergence import Curve
 
 PALETTE = ("#495057", "#d9480f", "#1f6feb")
@@ -35,5 +36,5 @@ def convergence_page(curves: Sequence[Curve]) -> str:
     figure.update_layout(
         title="Convergence on a problem with known constants, d = 512", template="plotly_white", height=640
     )
-    page: str = figure.to_html(include_plotlyjs=True, full_html=True, config={"displaylogo": False, "responsive": True})
+    page: str = figure.to_html(include_plotlyjs=True, full_html=True, config=PLOT_SETTINGS)
     return page
