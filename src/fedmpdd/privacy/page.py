@@ -79,7 +79,7 @@ def _verdicts(rows: "list[Row]", codecs: list[dict[str, Any]]) -> str:
         best = max((row for row in rows if row.codec == codec["codec"]), key=lambda row: row.ssim)
         lines.append(
             f"<li><span class='verdict'>{html.escape(codec['codec'])}: {codec['verdict']}.</span> "
-            f"{html.escape(best.sentence.removeprefix(codec['codec'] + ': ').capitalize())}</li>"
+            f"The attack {html.escape(best.sentence.removeprefix(codec['codec'] + ': '))}</li>"
         )
     return f"<ul>{''.join(lines)}</ul>"
 
