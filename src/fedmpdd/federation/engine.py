@@ -240,9 +240,16 @@ def federation_of(config: RunConfig, dataset: Dataset) -> Federation:
     """Deal out a dataset and build the federation of a config."""
     backend()  # wrong settings of the kernels are bad input too
     config = resolve_device(config)
+    federation = Federation(config, dataset, partition_of(config, dataset.train.labels))
+    federation.check_batch()
+    return federation
+
+
+def partition_of(config: RunConfig, labels: NDArray[np.int64]) -> Partition:
+    """Deal out examples with these labels as a config says."""
     p = config.partition
-    partition = make_partition(
-        dataset.train.labels,
+    return make_partition(
+        labels,
         config.clients,
         kind=p.kind,
         seed=p.seed,
@@ -250,6 +257,3 @@ def federation_of(config: RunConfig, dataset: Dataset) -> Federation:
         alpha=p.alpha,
         virtual_size=max(p.virtual_size, config.batch),
     )
-    federation = Federation(config, dataset, partition)
-    federation.check_batch()
-    return federation

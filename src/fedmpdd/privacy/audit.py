@@ -24,11 +24,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fedmpdd import models
-from fedmpdd.data import load, make_partition
+from fedmpdd.data import load
 from fedmpdd.directions import Key, derive_seed
 from fedmpdd.errors import ConfigError, RunError
 from fedmpdd.federation import sampling
 from fedmpdd.federation.devices import reproducible_arithmetic
+from fedmpdd.federation.engine import partition_of
 from fedmpdd.federation.runs import CHECKPOINT, FolderLock, read_config, write_atomically, write_json
 from fedmpdd.privacy import metrics
 from fedmpdd.privacy.attacks import ATTACKS, Reconstruction, Setting
@@ -379,16 +380,7 @@ def _codec_summary(audit: Audit, scene: Scene, text: str, rows: list[Row]) -> di
     own = [row for row in rows if row.codec == text]
     config = audit.config
     codec = audit.codec(text).for_shapes([tuple(shape) for shape in scene.victim.model.shapes])
-    p = config.partition
-    partition = make_partition(
-        scene.pool.labels,
-        config.clients,
-        kind=p.kind,
-        seed=p.seed,
-        classes_per_client=p.classes_per_client,
-        alpha=p.alpha,
-        virtual_size=max(p.virtual_size, config.batch),
-    )
+    partition = partition_of(config, scene.pool.labels)
     some = range(min(config.clients, 100))
     count = meter(
         codec,
