@@ -301,6 +301,7 @@ def reproduce(
     seeds: Annotated[int, typer.Option(min=1, max=5, help="How many of the paper's five seeds.")] = 5,
     methods: Annotated[str | None, typer.Option(help="Only these rows, by codec: fedsgd,mpdd:m=400.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    audited: Annotated[bool, typer.Option("--audit", help="Attack the codecs too: SSIM and verdicts.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for runs and results; what is there is used.")] = Path("results"),
     data_dir: DataDir = None,
     as_json: Json = False,
@@ -324,6 +325,7 @@ def reproduce(
 
         for table_of_paper in chosen:
             options: dict[str, Any] = {"seeds": seeds, "methods": only, "device": device, "data_dir": data_dir}
+            options["audited"] = audited
             documents.append(run_table(table_of_paper, out, on_round=on_round, **options))
     if as_json:
         _print_json(documents[0] if len(documents) == 1 else {"tables": documents})

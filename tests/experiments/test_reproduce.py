@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fedmpdd.experiments.reproduce import DONE, markdown, reproduce
 from fedmpdd.experiments.tables import Method, Table, load_table
 from fedmpdd.federation.config import parse_config
+from fedmpdd.privacy.config import AuditConfig
 
 
 def small_table() -> Table:
@@ -45,6 +47,28 @@ def test_what_is_missing_is_run_and_what_is_there_is_used(tmp_path: Path) -> Non
     again = reproduce(small_table(), tmp_path, seeds=2, device="cpu", on_round=lambda name, *_: seen.add(name))
     assert not seen
     assert again == results
+
+
+def test_codecs_are_audited_with_the_papers_attack_and_the_adaptive_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedmpdd.experiments import reproduce as module
+
+    def quick(**values: Any) -> AuditConfig:
+        return AuditConfig(**{**values, "effort": 0.01, "images": 2})
+
+    monkeypatch.setattr(module, "AuditConfig", quick)
+    table = replace(small_table(), lrs=(0.05,))
+    shares: list[float] = []
+    results = reproduce(
+        table, tmp_path, seeds=1, device="cpu", audited=True, on_attack=lambda _, share: shares.append(share)
+    )
+    assert shares[-1] == 1
+    for row in results["rows"]:
+        assert row["audit"]["attack"] == "dlg"
+        assert -1 <= row["audit"]["adaptive_ssim"] <= 1
+        assert row["audit"]["verdict"] in markdown(results)
+    assert "SSIM of dlg" in markdown(results)
 
 
 def test_a_run_goes_on_until_the_budget_is_spent(tmp_path: Path) -> None:

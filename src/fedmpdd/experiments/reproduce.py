@@ -1,6 +1,7 @@
 """`fedmpdd reproduce`: run what a table needs and is not there yet, and put the paper's numbers beside ours.
 
     OUT/TABLE/CODEC/lr-LR-seed-SEED/    run folders; resumed if they are not done
+    OUT/TABLE/audit/                    the audit of its codecs, where one was asked for
     OUT/TABLE/results.json, table.md    what was read off them
 
 The step size of every method is chosen among the table's, as the paper does: on the first seed, the one with the fewest
@@ -20,6 +21,8 @@ from fedmpdd.experiments.reading import Reading, better, read_run, summarise
 from fedmpdd.experiments.tables import SEEDS, Method, Table
 from fedmpdd.federation.engine import RoundMetrics
 from fedmpdd.federation.runs import METRICS, Run, write_json, write_text
+from fedmpdd.privacy.audit import run_audit
+from fedmpdd.privacy.config import Audit, AuditConfig
 
 OnRound = Callable[[str, int, int, float | None], None]  # which run, its round, of how many, accuracy
 DONE = "done"  # a file that says why a run ended early, if it diverged
@@ -33,9 +36,14 @@ def reproduce(
     methods: Sequence[str] | None = None,
     device: str = "auto",
     data_dir: Path | None = None,
+    audited: bool = False,
     on_round: OnRound | None = None,
+    on_attack: Callable[[str, float], None] | None = None,
 ) -> dict[str, Any]:
-    """Run what is missing of a table, write its results, and return them."""
+    """Run what is missing of a table, write its results, and return them.
+
+    audited: attack its codecs too, with the paper's attack and the adaptive one.
+    """
     chosen = [m for m in table.methods if methods is None or m.codec in methods or m.name in methods]
     rows = []
     for method in chosen:
@@ -52,6 +60,8 @@ def reproduce(
             else:
                 readings.append(read(_best([read(lr, table.search) for lr in table.lrs]).lr))
         rows.append(_row(method, readings))
+    if audited:
+        _add_audit(table, rows, out / table.name / "audit", data_dir, on_attack)
     results = {
         "table": table.name,
         "target": table.target,
@@ -63,6 +73,26 @@ def reproduce(
     write_json(folder / "results.json", results)
     write_text(folder / "table.md", markdown(results))
     return results
+
+
+def _add_audit(
+    table: Table,
+    rows: list[dict[str, Any]],
+    folder: Path,
+    data_dir: Path | None,
+    on_attack: Callable[[str, float], None] | None,
+) -> None:
+    """Attack the codecs of the rows, one image a batch, the model at its start; write what came out into the rows."""
+    own = AuditConfig(attacks=(table.attack, "adaptive"), codecs=tuple(row["codec"] for row in rows), images=4, batch=1)
+    found = run_audit(Audit(config=table.config, audit=own), folder, data_dir, on_attack)
+    for row in rows:
+        cells = {cell["attack"]: cell for cell in found["rows"] if cell["codec"] == row["codec"]}
+        row["audit"] = {
+            "attack": table.attack,
+            "ssim": cells[table.attack]["ssim"],
+            "adaptive_ssim": cells["adaptive"]["ssim"],
+            "verdict": next(codec["verdict"] for codec in found["codecs"] if codec["codec"] == row["codec"]),
+        }
 
 
 def _best(readings: Sequence[Reading]) -> Reading:
@@ -152,6 +182,10 @@ def markdown(results: dict[str, Any]) -> str:
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     rows = results["rows"]
+    audited = all("audit" in row for row in rows)
+    if audited:
+        lines[-2] += f" SSIM of {rows[0]['audit']['attack']} | of the adaptive attack | verdict |"
+        lines[-1] += " --- | --- | --- |"
     full = next((row for row in rows if row["codec"] == "fedsgd"), None)
     float32 = [row for row in rows if re.fullmatch(r"mpdd:m=\d+", row["codec"])]
     for row in rows:
@@ -170,6 +204,10 @@ def markdown(results: dict[str, Any]) -> str:
             f"| {row['method']} | {row['lr']:g} | {accuracy} | {used} | {rounds} "
             f"| {_mean_bytes(ours['bytes_to_harder'])} | {ratios[0]} | {ratios[1]} |"
         )
+        if audited:
+            attack = row["audit"]
+            printed = "" if paper.get("ssim") is None else f" ({paper['ssim']})"
+            lines[-1] += f" {attack['ssim']:.2f}{printed} | {attack['adaptive_ssim']:.2f} | {attack['verdict']} |"
     return "\n".join(lines) + "\n"
 
 
