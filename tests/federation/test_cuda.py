@@ -27,7 +27,9 @@ CODECS: list[dict[str, Any]] = [
     {"name": "mpdd", "m": 200, "bits": 1, "family": "hadamard", "keys": "partitioned"},
     {"name": "mpdd", "m": 200, "bits": 8},
     {"name": "fedsgd"},
-    {"name": "qsgd", "bits": 4},  # through frames
+    {"name": "signsgd"},
+    {"name": "lp-proj", "size": 50},
+    {"name": "eden"},  # through frames
     {"name": "topk", "k": 500, "error_feedback": True},
     {"name": "decomfl", "m": 3, "keys": "shared"},
 ]

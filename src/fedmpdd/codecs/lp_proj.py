@@ -66,7 +66,7 @@ class LpProj(Codec):
         check_finite(gradients)
         scalars = np.empty((gradients.shape[0], self.size), dtype=np.float32)
         with np.errstate(over="ignore", invalid="ignore"):  # looked at below
-            for rows, matrix in _matrix(self.size, gradients.shape[1]):
+            for rows, matrix in matrix_rows(self.size, gradients.shape[1]):
                 # Client by client: one product of all would round differently with the number of clients.
                 for client, gradient in enumerate(gradients):
                     # einsum, not @: BLAS would round differently with its number of threads.
@@ -80,12 +80,12 @@ class LpProj(Codec):
         scalars = mean.astype(np.float32)
         out = np.zeros(d, dtype=np.float32)
         with np.errstate(over="ignore", invalid="ignore"):  # scalars from outside may be as large as float32 goes
-            for rows, matrix in _matrix(self.size, d):
+            for rows, matrix in matrix_rows(self.size, d):
                 out += np.einsum("r,rd->d", scalars[rows], matrix)
         return out
 
 
-def _matrix(size: int, d: int) -> Iterator[tuple[slice, Float32]]:
+def matrix_rows(size: int, d: int) -> Iterator[tuple[slice, Float32]]:
     """Yield P in chunks of rows. Row r depends on r and d alone."""
     step = max(1, _CHUNK_FLOATS // d)
     for start in range(0, size, step):

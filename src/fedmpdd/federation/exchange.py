@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedmpdd.codecs import MPDD, Codec, DeComFL, ErrorFeedback, FedSGD, NoiseSource, Private, Update
+from fedmpdd.codecs import MPDD, Codec, DeComFL, ErrorFeedback, NoiseSource, Private, Update, rivals_torch
 from fedmpdd.codecs.base import mean_factors
 from fedmpdd.directions import Key
 from fedmpdd.wire import Session
@@ -98,7 +98,7 @@ class DeviceExchange:
     @staticmethod
     def handles(codec: Codec) -> bool:
         """Return whether a codec can be computed on a GPU from end to end."""
-        return isinstance(codec, MPDD | FedSGD)
+        return isinstance(codec, MPDD) or rivals_torch.handles(codec)
 
     def send(
         self,
@@ -110,8 +110,10 @@ class DeviceExchange:
     ) -> Sent:
         """See Exchange."""
         codec, count = session.codec, len(keys)
-        content: Any = gradients
-        if isinstance(codec, MPDD):
+        content: Any
+        if not isinstance(codec, MPDD):
+            content = rivals_torch.decoded(codec, gradients, keys)
+        else:
             from fedmpdd.codecs import mpdd_cuda
 
             for slot in {key.slot for key in keys}:
