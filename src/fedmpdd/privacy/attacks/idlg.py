@@ -16,6 +16,7 @@ from fedmpdd.privacy.observation import Observation
 class IDLG(DLG):
     """For batches of one. The label is exact on a whole gradient, and a guess on an estimate of one."""
 
+    joint: bool = False
     name: str = "idlg"
 
     def run(
