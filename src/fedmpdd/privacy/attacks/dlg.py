@@ -27,8 +27,8 @@ class DLG(Attack):
 
     This is the attack of the paper: on FedMPDD it matches the server's estimate ĝ. Runs from several starts are made
     side by side and the lowest loss is kept. Labels are optimised with the images, as published; where they are
-    granted, every other start uses them. Neither way is better for all: softmax regression with small weights needs the first,
-    with large ones the second.
+    granted, every other start uses them. Neither way is better for all: softmax regression with small weights needs
+    the first, with large ones the second.
     """
 
     iterations: int = 1_200
