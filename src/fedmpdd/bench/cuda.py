@@ -47,6 +47,7 @@ def device_ms(call: Callable[[], object], seconds: float) -> float:
     times: list[float] = []
     end = time.perf_counter() + seconds
     while len(times) < 5 or (time.perf_counter() < end and len(times) < 200):
+        # PyTorch has no public way to keep a GPU busy for a while, and without one launches would be timed.
         torch.cuda._sleep(_HEAD_START)  # type: ignore[no-untyped-call]
         before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         before.record()

@@ -1,7 +1,7 @@
 """The directions on a GPU: the same stream and the same decoded bits, for tensors that live there.
 
-Only this file and its kernels know PyTorch and Triton. Nothing is checked here that `families` checks; nothing is
-copied to the host.
+In this room only this file, its kernels and their layouts know PyTorch and Triton. Nothing is checked here that
+`families` checks; nothing is copied to the host.
 """
 
 from bisect import bisect_left

@@ -521,7 +521,7 @@ def outer_transpose_kernel(buffer, size, log2, MINUS: gl.constexpr, BLOCK: gl.co
     own = buffer + gl.program_id(1).to(gl.int64) * size + b
     values = ()
     for a in gl.static_range(len(MINUS)):
-        values = values + (gl.load(own + a * stride, mask=inside, other=0.0),)  # noqa: RUF005
+        values = values + (gl.load(own + a * stride, mask=inside, other=0.0),)  # noqa: RUF005 (Triton knows no *)
     for a in gl.static_range(len(MINUS)):
         total = gl.full([BLOCK], 0.0, gl.float32, layout=layout)
         for other in gl.static_range(len(MINUS)):

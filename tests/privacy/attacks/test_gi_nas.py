@@ -1,4 +1,3 @@
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 
@@ -16,15 +15,6 @@ from fedmpdd.privacy.observation import Observation, Victim, observe
 
 SHAPE, CLASSES = (1, 8, 8), 4
 TINY = GINAS(iterations=40, candidates=6, channels=8, levels=2, lr=1e-2)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Layers as small as these only wait for each other on several threads, on a busy machine for minutes."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @cache
