@@ -6,6 +6,8 @@ else on standard error.
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +16,7 @@ from rich.console import Console
 
 import fedmpdd
 from fedmpdd.display import (
+    ManyRounds,
     claims_table,
     comparison_table,
     corrections,
@@ -119,17 +122,23 @@ def run(
             if sink is not None:
                 sink(metrics)
 
-        try:
+        with _said_how_to_go_on(f"stopped; go on with: fedmpdd run --resume {current.folder}"):
             summary = current.train(on_round)
-        except KeyboardInterrupt:
-            messages.print(f"stopped; go on with: fedmpdd run --resume {current.folder}", soft_wrap=True)
-            raise
     if as_json:
         _print_json(summary)
         return
     accuracy = "not evaluated" if summary["accuracy"] is None else f"{summary['accuracy']:.2%}"
     print(f"{summary['rounds']} rounds, accuracy {accuracy}, uplink {readable_bytes(summary['uplink_bytes'])}")
     print(f"model sha256 {summary['model_sha256']}")
+
+
+@contextmanager
+def _said_how_to_go_on(text: str) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        messages.print(text, soft_wrap=True)
+        raise
 
 
 def _training() -> Any:
@@ -301,32 +310,41 @@ def reproduce(
     seeds: Annotated[int, typer.Option(min=1, max=5, help="How many of the paper's five seeds.")] = 5,
     methods: Annotated[str | None, typer.Option(help="Only these rows, by codec: fedsgd,mpdd:m=400.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    jobs: Annotated[int, typer.Option(min=1, max=256, help="Trainings at a time, a process each.")] = 1,
     audited: Annotated[bool, typer.Option("--audit", help="Attack the codecs too: SSIM and verdicts.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for runs and results; what is there is used.")] = Path("results"),
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Run what is missing of the paper's tables, and put its numbers beside ours."""
+    """Run what is missing of the paper's tables, and put its numbers beside ours.
+
+    What is done is used, what was interrupted goes on. How long it will take is said before it starts.
+    """
     _training()
-    from fedmpdd.experiments.reproduce import markdown
+    from fedmpdd.experiments.estimate import estimate
+    from fedmpdd.experiments.reproduce import choose_methods
     from fedmpdd.experiments.reproduce import reproduce as run_table
+    from fedmpdd.experiments.table_text import markdown
     from fedmpdd.experiments.tables import load_table, table_names
+    from fedmpdd.experiments.trainings import Place
 
-    chosen = [load_table(name) for name in (table_names() if tables == ["all"] else tables)]
+    loaded = [load_table(name) for name in (table_names() if tables == ["all"] else dict.fromkeys(tables))]
     only = None if methods is None else [text.strip() for text in methods.split(",") if text.strip()]
+    chosen = choose_methods(loaded, only)
+    place = Place(out, device, data_dir)
     documents = []
-    with round_display() as start:
-        shown: dict[str, Any] = {}
+    messages.print("timing a few rounds of every row …")
+    for table_of_paper, rows in chosen:
+        messages.print(f"{table_of_paper.name}: {estimate(table_of_paper, rows, seeds, place)}", soft_wrap=True)
+    with _said_how_to_go_on("stopped; the same command goes on from there"), round_display() as start:
+        on_round = ManyRounds(start, jobs)
+        for table_of_paper, rows in chosen:
 
-        def on_round(name: str, done: int, total: int, accuracy: float | None) -> None:
-            if name not in shown:
-                shown[name] = start(name, total)
-            shown[name].note(done, "" if accuracy is None else f"accuracy {accuracy:.1%}")
+            def on_attack(_: str, share: float, table_name: str = table_of_paper.name) -> None:
+                on_round(f"{table_name}, audit in percent", round(100 * share), 100, None)
 
-        for table_of_paper in chosen:
-            options: dict[str, Any] = {"seeds": seeds, "methods": only, "device": device, "data_dir": data_dir}
-            options["audited"] = audited
-            documents.append(run_table(table_of_paper, out, on_round=on_round, **options))
+            options: dict[str, Any] = {"seeds": seeds, "methods": rows, "jobs": jobs, "audited": audited}
+            documents.append(run_table(table_of_paper, place, on_round=on_round, on_attack=on_attack, **options))
     if as_json:
         _print_json(documents[0] if len(documents) == 1 else {"tables": documents})
         return

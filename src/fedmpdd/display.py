@@ -54,6 +54,27 @@ class Rounds:
             self._printed = time.monotonic()
             messages.print(f"{self._name}: round {done} of {self._total}  {note}")
 
+    def close(self) -> None:
+        """Show it no more."""
+        if self._live is not None and self._task is not None:
+            self._live.remove_task(self._task)
+
+
+class ManyRounds:
+    """The progress of many trainings, a few at a time: the ones that moved last are shown."""
+
+    def __init__(self, start: Any, at_once: int) -> None:
+        self._start, self._at_once = start, at_once
+        self._shown: dict[str, Rounds] = {}  # in the order in which they moved
+
+    def __call__(self, name: str, done: int, total: int, accuracy: float | None) -> None:
+        """Show a round of one of them."""
+        rounds = self._shown.pop(name, None) or self._start(name, total)
+        self._shown[name] = rounds
+        rounds.note(done, "" if accuracy is None else f"accuracy {accuracy:.1%}")
+        while len(self._shown) > self._at_once:
+            self._shown.pop(next(iter(self._shown))).close()
+
 
 @contextmanager
 def round_display() -> Iterator[Any]:

@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
-from fedmpdd.experiments.reproduce import DONE, markdown, reproduce
+from fedmpdd.errors import InputError
+from fedmpdd.experiments.reproduce import choose_methods, reproduce
+from fedmpdd.experiments.table_text import markdown
 from fedmpdd.experiments.tables import Method, Table, load_table
+from fedmpdd.experiments.trainings import BEATEN, DONE, Place
 from fedmpdd.federation.config import parse_config
 from fedmpdd.privacy.config import AuditConfig
 
@@ -31,7 +34,7 @@ def small_table() -> Table:
 
 def test_what_is_missing_is_run_and_what_is_there_is_used(tmp_path: Path) -> None:
     seen: set[str] = set()
-    results = reproduce(small_table(), tmp_path, seeds=2, device="cpu", on_round=lambda name, *_: seen.add(name))
+    results = reproduce(small_table(), Place(tmp_path, "cpu"), seeds=2, on_round=lambda name, *_: seen.add(name))
     assert len(seen) == 2 * (2 + 1)  # two step sizes on the first seed, the better one on the second
     rows = {row["codec"]: row for row in results["rows"]}
     assert [row["lr"] for row in rows.values()] == [0.05, 0.05]
@@ -44,7 +47,7 @@ def test_what_is_missing_is_run_and_what_is_there_is_used(tmp_path: Path) -> Non
     assert "(128)" in text
 
     seen.clear()
-    again = reproduce(small_table(), tmp_path, seeds=2, device="cpu", on_round=lambda name, *_: seen.add(name))
+    again = reproduce(small_table(), Place(tmp_path, "cpu"), seeds=2, on_round=lambda name, *_: seen.add(name))
     assert not seen
     assert again == results
 
@@ -61,7 +64,7 @@ def test_codecs_are_audited_with_the_papers_attack_and_the_adaptive_one(
     table = replace(small_table(), lrs=(0.05,))
     shares: list[float] = []
     results = reproduce(
-        table, tmp_path, seeds=1, device="cpu", audited=True, on_attack=lambda _, share: shares.append(share)
+        table, Place(tmp_path, "cpu"), seeds=1, audited=True, on_attack=lambda _, share: shares.append(share)
     )
     assert shares[-1] == 1
     for row in results["rows"]:
@@ -74,7 +77,7 @@ def test_codecs_are_audited_with_the_papers_attack_and_the_adaptive_one(
 def test_a_run_goes_on_until_the_budget_is_spent(tmp_path: Path) -> None:
     """Accuracy at the budget is that of all the bytes, not of those that the target took."""
     table = replace(small_table(), harder=0.2, lrs=(0.05,), budget=10 * 4 * 7_850 * 13)
-    run = reproduce(table, tmp_path, seeds=1, methods=["fedsgd"], device="cpu")["rows"][0]["runs"][0]
+    run = reproduce(table, Place(tmp_path, "cpu"), seeds=1, methods=table.methods[:1])["rows"][0]["runs"][0]
     assert run["rounds"] == 13
     assert run["rounds_to_target"] == 8
 
@@ -86,7 +89,7 @@ def test_a_short_search_chooses_the_step_size(tmp_path: Path) -> None:
     def on_round(name: str, done: int, *_: object) -> None:
         seen[name] = max(seen.get(name, 0), done)
 
-    results = reproduce(table, tmp_path, seeds=1, methods=["fedsgd"], device="cpu", on_round=on_round)
+    results = reproduce(table, Place(tmp_path, "cpu"), seeds=1, methods=table.methods[:1], on_round=on_round)
     assert results["rows"][0]["lr"] == 0.05
     assert seen == {
         "small, FedSGD, search, lr 1e-06, seed 17": 8,
@@ -97,13 +100,31 @@ def test_a_short_search_chooses_the_step_size(tmp_path: Path) -> None:
 
 def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
     table = small_table()
-    whole = reproduce(table, tmp_path / "a", seeds=1, methods=["fedsgd"], device="cpu")
+    whole = reproduce(table, Place(tmp_path / "a", "cpu"), seeds=1, methods=table.methods[:1])
 
     def stop(name: str, done: int, *_: object) -> None:
         if done == 20:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        reproduce(table, tmp_path / "b", seeds=1, methods=["fedsgd"], device="cpu", on_round=stop)
+        reproduce(table, Place(tmp_path / "b", "cpu"), seeds=1, methods=table.methods[:1], on_round=stop)
     assert not list((tmp_path / "b").rglob(DONE))
-    assert reproduce(table, tmp_path / "b", seeds=1, methods=["fedsgd"], device="cpu") == whole
+    assert reproduce(table, Place(tmp_path / "b", "cpu"), seeds=1, methods=table.methods[:1]) == whole
+
+
+def test_a_step_size_that_lost_is_not_run_to_its_end(tmp_path: Path) -> None:
+    table = replace(small_table(), lrs=(0.05, 1e-6))
+    reproduce(table, Place(tmp_path, "cpu"), seeds=1, methods=table.methods[:1])
+    lost = tmp_path / "small" / "fedsgd" / "lr-1e-06-seed-17"
+    assert (lost / DONE).read_text(encoding="utf-8").startswith(BEATEN)
+    assert len((lost / "metrics.jsonl").read_text(encoding="utf-8").splitlines()) == 8  # what the winner took
+
+
+def test_rows_are_chosen_by_codec_or_name() -> None:
+    table = small_table()
+    assert choose_methods([table], None) == [(table, list(table.methods))]
+    assert choose_methods([table], ["FedSGD"]) == choose_methods([table], ["fedsgd"]) == [(table, [table.methods[0]])]
+    other = replace(table, name="other", methods=table.methods[1:])
+    assert choose_methods([table, other], ["fedsgd"]) == [(table, [table.methods[0]])]
+    with pytest.raises(InputError, match=r"no row 'fedavg' in small; rows are fedsgd, mpdd"):
+        choose_methods([table], ["fedavg"])

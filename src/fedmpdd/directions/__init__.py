@@ -9,6 +9,7 @@ from fedmpdd.directions.gpu import why_no_gpu
 from fedmpdd.directions.keys import Key, check_key, derive_seed, partitioned_keys, rounding_words
 from fedmpdd.directions.native import (
     MOMENT_LANES,
+    THREADS_VARIABLE,
     add_moments,
     available_isas,
     backend,
@@ -29,6 +30,7 @@ __all__ = [
     "MAX_SLOT",
     "MOMENT_LANES",
     "RUN",
+    "THREADS_VARIABLE",
     "TILE",
     "Family",
     "Hadamard",

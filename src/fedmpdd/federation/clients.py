@@ -13,6 +13,7 @@ from fedmpdd.data import Dataset
 from fedmpdd.directions import Key, direction
 from fedmpdd.errors import ConfigError
 from fedmpdd.federation.config import RunConfig
+from fedmpdd.federation.layers import LayerGradients, handles
 from fedmpdd.federation.workers import Workers
 from fedmpdd.models import FlatModel
 
@@ -34,12 +35,16 @@ class ClientStep:
 
     def __init__(self, config: RunConfig, model: FlatModel, dataset: Dataset, workers: Workers) -> None:
         self._config = config
+        self._model = model
         self._d = model.d
         self._workers = workers
         self._device = torch.device(config.device)
         self._images = torch.from_numpy(np.ascontiguousarray(dataset.train.images)).to(self._device)
         self._labels = torch.from_numpy(dataset.train.labels).to(self._device)
         self._pixels = Pixels(config, dataset)
+        self._method = config.gradient_method
+        if self._method == "layers" and config.gradients == "auto" and not handles(model.module):
+            self._method = "vmap"
 
     def __call__(self, flat: Tensor, batches: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Return what each client encodes [clients, d] from batches [clients, steps, batch], and the losses."""
@@ -56,6 +61,11 @@ class ClientStep:
 
     def check(self, flat: Tensor) -> None:
         """Raise ConfigError if gradients of this model cannot be taken the way the config says."""
+        if self._method == "layers" and not handles(self._model.module):
+            raise ConfigError(
+                'gradients = "layers": the model is not a plain nn.Sequential of linear and convolutional layers, '
+                'activations and pooling; use gradients = "auto"'
+            )
         inputs = self._pixels(self._images[:2]).unsqueeze(1)
         chunk = _Chunk(slice(0, len(inputs)), inputs, self._labels[:2].unsqueeze(1))
         try:
@@ -89,7 +99,9 @@ class ClientStep:
             return torch.nn.functional.cross_entropy(model(parameters, inputs), labels)
 
         own_models = flat.ndim == 2
-        if self._config.gradient_method == "vmap":
+        if self._method == "layers":
+            return LayerGradients(model, fused=flat.is_cuda)(flat, chunk.inputs, chunk.labels)
+        if self._method == "vmap":
             together = torch.func.vmap(torch.func.grad_and_value(loss), in_dims=(0 if own_models else None, 0, 0))
             gradients, losses = together(flat, chunk.inputs, chunk.labels)
             return gradients, losses

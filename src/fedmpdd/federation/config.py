@@ -132,7 +132,7 @@ class RunConfig(BaseModel):
     seed: int = Field(default=17, ge=0, lt=2**63)
     weighting: Literal["equal", "examples"] = "equal"
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    gradients: Literal["auto", "vmap", "loop"] = "auto"
+    gradients: Literal["auto", "vmap", "loop", "layers"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     tf32: bool = False
     partition: PartitionConfig = PartitionConfig()
@@ -155,6 +155,8 @@ class RunConfig(BaseModel):
             )
         if self.local_steps > 1 and self.local_lr is None:
             raise ValueError("local_steps above 1 needs local_lr, the step size on the client")
+        if self.local_steps > 1 and self.gradients == "layers":
+            raise ValueError('gradients = "layers" needs all clients at one model; with local_steps above 1 use "vmap"')
         if self.local_steps > 1 and self.codec.build().from_losses:
             raise ValueError(f"{self.codec.name} sends differences of losses at one model; local_steps must be 1")
         if self.local_lr is not None and self.local_steps == 1:
@@ -170,17 +172,17 @@ class RunConfig(BaseModel):
         return math.floor((1.0 if self.participation is None else self.participation) * self.clients + 1e-9)
 
     @property
-    def gradient_method(self) -> Literal["vmap", "loop"]:
-        """All clients at once, or one by one.
+    def gradient_method(self) -> Literal["vmap", "loop", "layers"]:
+        """All clients at once, one by one, or at once and layer by layer.
 
         "auto" goes by the batch, not by the clock, so that a config has one result: measured on two cores, one
-        vectorised call wins up to batches of 16 and the loop from 32 on; on a GPU it wins always
-        (docs/performance.md).
+        vectorised call wins up to batches of 16 and the loop from 32 on; on a GPU layers win, for models that are made
+        of known ones (docs/performance.md).
         """
         if self.gradients != "auto":
             return self.gradients
         if self.device == "cuda":
-            return "vmap"
+            return "layers" if self.local_steps == 1 else "vmap"
         return "vmap" if self.batch <= 16 else "loop"
 
 

@@ -1,0 +1,96 @@
+"""How long a table will take: a few rounds of every method that is not done, before any of them is run in earnest."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from fedmpdd.data import Dataset, load
+from fedmpdd.experiments.tables import SEEDS, Method, Table
+from fedmpdd.experiments.trainings import Place, Training, candidates
+from fedmpdd.federation.config import RunConfig
+from fedmpdd.federation.engine import federation_of
+from fedmpdd.federation.runs import METRICS, read_metrics
+
+ROUNDS = 3  # that are timed, after one that is not
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What is left of a table. Rounds and seconds are the most there can be: trainings may end early."""
+
+    trainings: int
+    done: int
+    rounds: int
+    seconds: float
+
+    def __str__(self) -> str:
+        if self.trainings == self.done:
+            return f"all {self.trainings} trainings are there"
+        left = self.trainings - self.done
+        return f"{left} of {self.trainings} trainings to do, at most {self.rounds:,} rounds: {_duration(self.seconds)}"
+
+
+def estimate(
+    table: Table,
+    methods: Sequence[Method],
+    seeds: int,
+    place: Place,
+    on_method: Callable[[str], None] | None = None,
+) -> Estimate:
+    """Time rounds of every method that is not done, and multiply by what is left of it.
+
+    Several jobs share the machine that one has alone here, so that their number does not enter.
+    """
+    trainings = done = rounds = 0
+    seconds = 0.0
+    dataset: Dataset | None = None
+    for method in methods:
+        left = _rounds_left(table, method, seeds, place)
+        trainings, done, rounds = trainings + len(left), done + left.count(0), rounds + sum(left)
+        if any(left):
+            if on_method is not None:
+                on_method(method.name)
+            dataset = dataset or load(table.config.dataset, place.data_dir)
+            config = table.run_config(method, SEEDS[0], table.lrs[0], place.device)
+            seconds += sum(left) * _seconds_per_round(config, dataset)
+    return Estimate(trainings, done, rounds, seconds)
+
+
+def _rounds_left(table: Table, method: Method, seeds: int, place: Place) -> list[int]:
+    """Rounds that are left of each training of a method: those that choose its step size, and its seeds."""
+    left = [_left(training, place) for training in candidates(table, method)]
+    for seed in SEEDS[:seeds] if table.search is not None else SEEDS[1:seeds]:
+        # Which step size will win is not known yet; a run that was begun tells.
+        left.append(min(_left(Training(table, method, seed, lr), place) for lr in table.lrs))
+    return left
+
+
+def _left(training: Training, place: Place) -> int:
+    if training.is_done(place.out):
+        return 0
+    folder = training.folder(place.out)
+    done = sum(1 for _ in read_metrics(folder)) if (folder / METRICS).is_file() else 0
+    return max(1, training.config.rounds - done)
+
+
+def _seconds_per_round(config: RunConfig, dataset: Dataset) -> float:
+    federation = federation_of(config, dataset)
+    times, evaluations = [], []
+    for number in range(1 + ROUNDS):
+        start = time.perf_counter()
+        metrics = federation.run_round()
+        federation.evaluate(federation.flat) if metrics.accuracy is None else None
+        times.append(metrics.gradient_s + metrics.encode_s + metrics.decode_s)
+        evaluations.append(time.perf_counter() - start - times[-1])
+        if number == 0:
+            times.clear()
+            evaluations.clear()
+    return median(times) + median(evaluations) / config.evaluate_every
+
+
+def _duration(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    if minutes < 2:
+        return f"about {max(1, round(seconds))} s"
+    return f"about {minutes} min" if minutes < 120 else f"about {minutes // 60} h {minutes % 60} min"

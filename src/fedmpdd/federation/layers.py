@@ -1,0 +1,154 @@
+"""Gradients of many clients at one model, layer by layer.
+
+All clients of a round stand at the same model, so that their examples can go forward and backward as one batch. Only
+the gradients of weights differ: a layer's is a matrix product of its input and the gradient at its output, one product
+per client. What lies between two layers (bias, activation, pooling) only moves memory, and is fused on a GPU.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedmpdd.models import FlatModel
+
+BETWEEN = (nn.ReLU, nn.Sigmoid, nn.Tanh, nn.MaxPool2d, nn.AvgPool2d, nn.Flatten, nn.Identity)
+COLUMN_BYTES = 2 * 2**30  # patches of a convolution that are laid out at a time
+
+Block = Callable[[Tensor, Tensor | None], Tensor]
+
+
+class _Layer(NamedTuple):
+    name: str
+    module: nn.Conv2d | nn.Linear
+    after: Block  # adds the bias, and applies what follows up to the next layer
+
+
+def handles(module: nn.Module) -> bool:
+    """Return whether a module is a plain sequence of linear and convolutional layers, each with its own parameters."""
+    if type(module) is not nn.Sequential:
+        return False
+    children = list(module.children())
+    layers = [child for child in children if _is_layer(child)]
+    return (
+        len(layers) > 0
+        and all(_is_layer(child) or type(child) in BETWEEN for child in children)
+        and len(children) == len(module)  # a module that stands twice is one child
+    )
+
+
+class LayerGradients:
+    """Gradients and losses of clients [clients, batch, …], all at the model `flat`."""
+
+    def __init__(self, model: FlatModel, *, fused: bool) -> None:
+        self._model = model
+        self._fused = fused
+        before: list[nn.Module] = []
+        follows: list[tuple[str, nn.Conv2d | nn.Linear, list[nn.Module]]] = []
+        for name, child in model.module.named_children():
+            if isinstance(child, nn.Conv2d | nn.Linear):
+                follows.append((name, child, []))
+            else:
+                (follows[-1][2] if follows else before).append(child)
+        self._before = nn.Sequential(*before)
+        self._layers = [_Layer(name, layer, _after(layer, own, fused=fused)) for name, layer, own in follows]
+
+    def __call__(self, flat: Tensor, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return gradients [clients, d] and losses [clients]."""
+        clients, batch = labels.shape
+        parameters = self._model.unflatten(flat.detach())
+        x = self._before(inputs.flatten(0, 1))
+        if self._fused and x.ndim == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
+        entered, left = [], []
+        for name, layer, after in self._layers:
+            entered.append(x.detach())
+            weight = parameters[f"{name}.weight"]
+            if isinstance(layer, nn.Conv2d):
+                if self._fused:
+                    weight = weight.contiguous(memory_format=torch.channels_last)
+                x = functional.conv2d(x, weight, None, layer.stride, layer.padding)
+            else:
+                x = functional.linear(x, weight)
+            left.append(x if x.requires_grad else x.requires_grad_())
+            x = after(x, parameters.get(f"{name}.bias"))
+        losses = functional.cross_entropy(x, labels.flatten(), reduction="none").view(clients, batch).mean(dim=1)
+        slopes = torch.autograd.grad(losses.sum(), left)
+
+        gradients = torch.empty((clients, flat.numel()), device=flat.device)
+        own = dict(zip(self._model.names, self._split(gradients), strict=True))
+        for (name, layer, _), values, slope in zip(self._layers, entered, slopes, strict=True):
+            if isinstance(layer, nn.Conv2d):
+                _convolution(own[f"{name}.weight"], layer, values, slope)
+            else:
+                by_client = slope.view(clients, batch, -1).transpose(1, 2)
+                own[f"{name}.weight"].copy_((by_client @ values.view(clients, batch, -1)).flatten(1))
+            if layer.bias is not None:
+                own[f"{name}.bias"].copy_(_per_client(slope, clients).sum(dim=1))
+        return gradients, losses.detach()
+
+    def _split(self, gradients: Tensor) -> Iterable[Tensor]:
+        return torch.split(gradients, [shape.numel() for shape in self._model.shapes], dim=1)
+
+
+def _is_layer(module: nn.Module) -> bool:
+    if type(module) is nn.Linear:
+        return True
+    return (
+        type(module) is nn.Conv2d
+        and module.groups == 1
+        and module.dilation == (1, 1)
+        and module.padding_mode == "zeros"
+        and not isinstance(module.padding, str)
+    )
+
+
+def _after(layer: nn.Conv2d | nn.Linear, modules: list[nn.Module], *, fused: bool) -> Block:
+    is_image = isinstance(layer, nn.Conv2d)
+    if not fused:
+        return _block(is_image, modules)
+    # Without parameters, equal descriptions are equal functions: later runs of a process use what was compiled.
+    key = (str(is_image), *map(repr, modules))
+    if key not in _compiled:
+        _compiled[key] = torch.compile(_block(is_image, modules), dynamic=False)
+    return _compiled[key]
+
+
+_compiled: dict[tuple[str, ...], Block] = {}
+
+
+def _block(is_image: bool, modules: list[nn.Module]) -> Block:
+    def block(x: Tensor, bias: Tensor | None) -> Tensor:
+        if bias is not None:
+            x = x + (bias.view(-1, 1, 1) if is_image else bias)
+        for module in modules:
+            x = module(x)
+        return x
+
+    return block
+
+
+def _per_client(slope: Tensor, clients: int) -> Tensor:
+    """Slopes as rows [clients, examples · positions, outputs]."""
+    rows = slope.permute(0, 2, 3, 1) if slope.ndim == 4 else slope
+    return rows.reshape(clients, -1, slope.shape[1])
+
+
+def _convolution(out: Tensor, layer: nn.Conv2d, values: Tensor, slope: Tensor) -> None:
+    """Write the gradient of a convolution's weight for every client, a few clients at a time."""
+    (high, wide), (down, right) = layer.kernel_size, layer.stride
+    assert not isinstance(layer.padding, str)
+    if any(layer.padding):
+        values = functional.pad(values, (layer.padding[1],) * 2 + (layer.padding[0],) * 2)
+    clients, batch = len(out), len(values) // len(out)
+    patch, positions = values.shape[1] * high * wide, slope.shape[2] * slope.shape[3]
+    size = max(1, COLUMN_BYTES // (4 * batch * positions * patch))
+    for begin in range(0, clients, size):
+        some = slice(begin, min(begin + size, clients))
+        examples = slice(some.start * batch, some.stop * batch)
+        columns = values[examples].unfold(2, high, down).unfold(3, wide, right)
+        columns = columns.permute(0, 2, 3, 1, 4, 5).reshape(some.stop - some.start, -1, patch)
+        rows = _per_client(slope[examples], some.stop - some.start)
+        out[some].copy_((rows.transpose(1, 2) @ columns).flatten(1))

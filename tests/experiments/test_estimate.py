@@ -1,0 +1,34 @@
+"""What is left of a table, and how long that takes."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from fedmpdd.experiments.estimate import Estimate, estimate
+from fedmpdd.experiments.reproduce import reproduce
+from fedmpdd.experiments.trainings import Place
+from tests.experiments.test_reproduce import small_table
+
+
+def test_what_is_done_counts_no_more(tmp_path: Path) -> None:
+    table, place = small_table(), Place(tmp_path, "cpu")
+    before = estimate(table, table.methods, 2, place)
+    assert (before.trainings, before.done, before.rounds) == (6, 0, 6 * 24)
+    assert 0 < before.seconds < 600
+    timed: list[str] = []
+    reproduce(table, place, seeds=2, methods=table.methods[:1])
+    after = estimate(table, table.methods, 2, place, timed.append)
+    assert (after.trainings, after.done, after.rounds) == (6, 3, 3 * 24)
+    assert timed == ["ours"]
+
+
+def test_a_search_comes_on_top_of_the_seeds(tmp_path: Path) -> None:
+    table = replace(small_table(), search=8)
+    found = estimate(table, table.methods[:1], 2, Place(tmp_path, "cpu"))
+    assert (found.trainings, found.rounds) == (4, 2 * 8 + 2 * 24)
+
+
+def test_it_reads_well() -> None:
+    assert str(Estimate(6, 6, 0, 0.0)) == "all 6 trainings are there"
+    assert str(Estimate(6, 3, 7_200, 30)) == "3 of 6 trainings to do, at most 7,200 rounds: about 30 s"
+    assert str(Estimate(6, 3, 72, 7_300)).endswith("about 2 h 2 min")
+    assert str(Estimate(6, 3, 72, 1_800)).endswith("about 30 min")

@@ -1,0 +1,56 @@
+"""Several processes give what one gives, and stop when they are asked to."""
+
+import json
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fedmpdd.experiments.jobs import run_trainings
+from fedmpdd.experiments.trainings import DONE, Place
+from tests.experiments.test_reproduce import small_table
+
+
+def test_two_jobs_give_what_one_gives(tmp_path: Path) -> None:
+    table = small_table()
+    seen: set[str] = set()
+    readings = [
+        run_trainings(
+            table, table.methods, 2, Place(tmp_path / str(jobs), "cpu"), jobs, lambda name, *_: seen.add(name)
+        )
+        for jobs in (1, 2)
+    ]
+    assert readings[0] == readings[1]
+    assert len(readings[0]) == 2
+    models = [
+        json.loads(path.read_text(encoding="utf-8"))["model_sha256"]
+        for jobs in (1, 2)
+        for path in sorted((tmp_path / str(jobs)).rglob("summary.json"))
+    ]
+    assert models[: len(models) // 2] == models[len(models) // 2 :]
+
+
+def test_what_is_stopped_has_a_checkpoint_and_goes_on(tmp_path: Path) -> None:
+    table = small_table()
+    table = replace(table, config=table.config.model_copy(update={"rounds": 3_000}), harder=1.0, lrs=(0.05,))
+
+    def interrupt(*_: object) -> None:  # as Ctrl-C would: progress is shown by another thread
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_trainings(table, table.methods[:1], 1, Place(tmp_path, "cpu"), 2, interrupt)
+    assert not list(tmp_path.rglob(DONE))
+    (checkpoint,) = tmp_path.rglob("checkpoint.safetensors")
+    begun = len((checkpoint.parent / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    assert 0 < begun < 3_000
+    reading = run_trainings(table, table.methods[:1], 1, Place(tmp_path, "cpu"), 1, None)[0][0]
+    assert reading.rounds == 3_000
+
+
+def test_what_fails_in_a_process_is_raised(tmp_path: Path) -> None:
+    table = small_table()
+    table = replace(table, config=table.config.model_copy(update={"dataset": "mnist"}))
+    with pytest.raises(Exception, match="mnist"):
+        run_trainings(table, table.methods[:1], 1, Place(tmp_path, "cpu", tmp_path / "nowhere"), 2, None)
