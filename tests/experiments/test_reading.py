@@ -1,10 +1,17 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedmpdd.experiments.reading import Reading, better, read_run, summarise
+from fedmpdd.experiments.tables import Table, load_table
+
+
+def goals(target: float, harder: float, budget: int) -> Table:
+    table = load_table("mnist-iid-logistic")
+    return replace(table, methods=(), target=target, harder=harder, budget=budget)
 
 
 def write_run(folder: Path, accuracies: dict[int, float], rounds: int = 10, **changes: Any) -> Path:
@@ -19,7 +26,7 @@ def write_run(folder: Path, accuracies: dict[int, float], rounds: int = 10, **ch
 
 def test_numbers_are_read_off_at_evaluations(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a", {1: 0.3, 3: 0.62, 5: 0.6, 7: 0.81, 9: 0.79})
-    reading = read_run(run, 17, 0.1, target=0.6, harder=0.8, budget=119)
+    reading = read_run(run, 17, 0.1, goals(0.6, 0.8, 119))
     assert reading.rounds_to_target == 4
     assert reading.bytes_to_target == 80
     assert reading.frames_to_target == 120
@@ -30,11 +37,19 @@ def test_numbers_are_read_off_at_evaluations(tmp_path: Path) -> None:
     assert not reading.diverged
 
 
+def test_a_codec_that_cannot_spend_the_budget_is_read_when_fedmpdd_has_spent_it(tmp_path: Path) -> None:
+    table = load_table("mnist-iid-logistic")
+    table = replace(table, budget=10 * 4 * 200 * 6 - 1)  # ten clients, m = 200: spent in round 6
+    assert table.enough == 6
+    run = write_run(tmp_path / "a", {3: 0.3, 5: 0.5, 7: 0.7})
+    assert read_run(run, 17, 0.1, table).accuracy_at_budget == 0.5
+
+
 def test_what_was_not_reached_is_none(tmp_path: Path) -> None:
-    reading = read_run(write_run(tmp_path / "a", {9: 0.3}), 17, 0.1, target=0.6, harder=0.8, budget=50)
+    reading = read_run(write_run(tmp_path / "a", {9: 0.3}), 17, 0.1, goals(0.6, 0.8, 50))
     assert reading.bytes_to_target is None
     assert reading.accuracy_at_budget is None
-    assert read_run(write_run(tmp_path / "b", {}, loss=None), 1, 1, target=0.5, harder=0.8, budget=1).diverged
+    assert read_run(write_run(tmp_path / "b", {}, loss=None), 1, 1, goals(0.5, 0.8, 1)).diverged
 
 
 def reading(rounds: int | None, accuracy: float, *, diverged: bool = False) -> Reading:

@@ -82,6 +82,14 @@ def test_a_run_goes_on_until_the_budget_is_spent(tmp_path: Path) -> None:
     assert run["rounds_to_target"] == 8
 
 
+def test_what_cannot_spend_the_budget_ends_when_fedmpdd_has_spent_it(tmp_path: Path) -> None:
+    fedmpdd = Method("FedMPDD(m=1000)", "mpdd:m=1000", None)
+    table = replace(small_table(), harder=0.2, lrs=(0.05,), budget=10 * 4 * 1000 * 13)
+    table = replace(table, methods=(fedmpdd, table.methods[1]))
+    runs = [row["runs"][0] for row in reproduce(table, Place(tmp_path, "cpu"), seeds=1)["rows"]]
+    assert [run["rounds"] for run in runs] == [13, 13]
+
+
 def test_a_short_search_chooses_the_step_size(tmp_path: Path) -> None:
     seen: dict[str, int] = {}
     table = replace(small_table(), lrs=(1e-6, 0.05), search=8)

@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from fedmpdd.experiments.tables import Table
 from fedmpdd.federation.runs import read_metrics
 
 
@@ -34,8 +35,8 @@ class Reading:
         return asdict(self)
 
 
-def read_run(folder: Path, seed: int, lr: float, *, target: float, harder: float, budget: int) -> Reading:
-    """Read one run folder."""
+def read_run(folder: Path, seed: int, lr: float, table: Table) -> Reading:
+    """Read one run folder, by the targets and the budget of a table."""
     payload = frames = rounds = 0
     final: float | None = None
     at_budget: float | None = None
@@ -50,12 +51,12 @@ def read_run(folder: Path, seed: int, lr: float, *, target: float, harder: float
         if accuracy is None:
             continue
         final = accuracy
-        if payload <= budget:
+        if payload <= table.budget and rounds <= table.enough:
             at_budget = accuracy
-        for goal in (target, harder):
+        for goal in (table.target, table.harder):
             if accuracy >= goal and goal not in reached:
                 reached[goal] = (payload, frames, rounds)
-    first, second = reached.get(target), reached.get(harder)
+    first, second = reached.get(table.target), reached.get(table.harder)
     return Reading(
         seed=seed,
         lr=lr,

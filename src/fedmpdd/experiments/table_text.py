@@ -11,7 +11,8 @@ def markdown(results: dict[str, Any]) -> str:
         f"# {results['table']}",
         "",
         "Mean ± standard deviation over seeds; in parentheses the paper's number. Bytes as the paper counts: scale and "
-        "scalars of all clients. n/k: so many of k seeds got there.",
+        "scalars of all clients. Accuracy at the budget: when it is spent, or when FedMPDD has spent it. n/k: so many "
+        "of k seeds got there.",
         "",
         f"| method | lr | accuracy at {_bytes(results['budget'])} | bytes to {target} | rounds to {target} "
         f"| bytes to {harder} | against FedSGD, FedMPDD at {target} | at {harder} |",

@@ -1,6 +1,7 @@
 """A table: the paper's rows as codecs of this package, our own rows beside them, and what is measured."""
 
 import json
+import math
 import re
 import tomllib
 from dataclasses import dataclass
@@ -25,6 +26,9 @@ _METHODS = (
 )
 
 
+_FEDMPDD = r"mpdd:m=(\d+)"
+
+
 @dataclass(frozen=True)
 class Method:
     """A row of a table: a codec, and the paper's numbers for it where it has any."""
@@ -47,6 +51,17 @@ class Table:
     attack: str
     lrs: tuple[float, ...]
     search: int | None = None  # rounds of the search for a step size; all of them if not given
+
+    @property
+    def enough(self) -> int:
+        """The round in which the smallest FedMPDD of the paper has spent the budget.
+
+        Accuracy at the budget is read no later, so that codecs that could not spend it in a week have a number too.
+        """
+        directions = [int(match[1]) for own in self.methods if (match := re.fullmatch(_FEDMPDD, own.codec))]
+        if not directions:
+            return self.config.rounds
+        return math.ceil(self.budget / (self.config.per_round * 4 * min(directions)))
 
     def run_config(self, method: Method, seed: int, lr: float, device: str) -> RunConfig:
         """Return the config of one training."""

@@ -1,6 +1,7 @@
 """One training of a table: run, resumed or read, in its own folder.
 
-A training ends once it has reached the harder target and spent the budget of bytes, or diverged, or used up its rounds.
+A training ends once it has reached the harder target and spent the budget of bytes (or, where it sends less, come to
+the round in which FedMPDD has), or diverged, or used up its rounds.
 """
 
 import math
@@ -70,7 +71,7 @@ class Training:
         """Read what there is of it."""
         folder = self.folder(out)
         table = self.table
-        reading = read_run(folder, self.seed, self.lr, target=table.target, harder=table.harder, budget=table.budget)
+        reading = read_run(folder, self.seed, self.lr, table)
         why = (folder / DONE).read_text(encoding="utf-8") if self.is_done(out) else ""
         return replace(reading, diverged=reading.diverged or (why != "" and not why.startswith(BEATEN)))
 
@@ -107,7 +108,7 @@ def train(
         on_target = on_target or (metrics.accuracy is not None and metrics.accuracy >= table.target)
         on_harder = on_harder or (metrics.accuracy is not None and metrics.accuracy >= table.harder)
         lost = metrics.clients and (metrics.loss is None or not math.isfinite(metrics.loss))
-        if lost or (on_harder and run.payload_bytes >= table.budget):
+        if lost or (on_harder and (run.payload_bytes >= table.budget or metrics.round + 1 >= table.enough)):
             why = ""
         elif to_beat is not None and not on_target and metrics.round + 1 >= to_beat:
             why = f"{BEATEN}: another step size took {to_beat} rounds to the target"
