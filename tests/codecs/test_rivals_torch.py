@@ -4,16 +4,37 @@ import numpy as np
 import pytest
 import torch
 
-from fedmpdd.codecs import MPDD, QSGD, Codec, FedSGD, Gaussian, Laplace, LpProj, SignSGD, TopK
-from fedmpdd.codecs.rivals_torch import decoded, handles
+from fedmpdd.codecs import (
+    EDEN,
+    MPDD,
+    QSGD,
+    Codec,
+    ErrorFeedback,
+    FedSGD,
+    Gaussian,
+    Laplace,
+    LpProj,
+    SAFedLora,
+    SignSGD,
+    TopK,
+)
+from fedmpdd.codecs.rivals_torch import TorchErrorFeedback, decoded, handles
 from fedmpdd.directions import Key
 from fedmpdd.errors import GradientError
 from tests.conftest import gaussian
 
 KEYS = [Key(1), Key(2), Key(2, 1)]
+DETERMINISTIC: list[Codec] = [
+    FedSGD(),
+    TopK(k=30),
+    SignSGD(),
+    SignSGD(scaled=False),
+    LpProj(size=20),
+    SAFedLora(rank=3, warmup=0).for_shapes([(10, 30), (20,), (4, 5, 4)]),
+]
 
 
-@pytest.mark.parametrize("codec", [FedSGD(), TopK(k=30), SignSGD(), SignSGD(scaled=False), LpProj(size=20)], ids=str)
+@pytest.mark.parametrize("codec", DETERMINISTIC, ids=str)
 def test_without_randomness_it_is_what_the_codec_decodes(codec: Codec) -> None:
     g = gaussian(3, 400)
     found = decoded(codec, torch.from_numpy(g), KEYS).numpy()
@@ -51,3 +72,38 @@ def test_what_is_not_finite_is_refused() -> None:
     with pytest.raises(GradientError, match=r"gradients\[1, 3\] is nan"):
         decoded(FedSGD(), g, [Key(0), Key(1)])
     assert not handles(MPDD(5))
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4])
+def test_eden_errs_as_the_codec_does(bits: int) -> None:
+    """Its rotation is another random one: what must agree is the product with the gradient, and the error."""
+    codec, g = EDEN(bits=bits), gaussian(1, 300)
+    draws = 400
+    keys = [Key(seed) for seed in range(draws)]
+    found = decoded(codec, torch.from_numpy(g).repeat(draws, 1), keys).double().numpy()
+    square = float((g.astype(np.float64) ** 2).sum())
+    assert np.allclose(found @ g[0], square, rtol=1e-4)
+    error = ((found - g) ** 2).sum(axis=1) / square
+    expected = codec.variance(300)
+    assert expected is not None
+    # Errors of 400 rotations deviate by less than a fifth of their mean each: five deviations of the mean.
+    assert error.mean() == pytest.approx(expected, rel=0.05)
+    # A mean of 400: each coordinate within five deviations, once in 5,000 tests of 300 coordinates.
+    deviation = np.sqrt(expected * square / 300 / draws)
+    assert np.abs(found.mean(axis=0) - g[0]).max() < 5.5 * deviation
+    assert (decoded(codec, torch.zeros(1, 300), [Key(0)]) == 0).all()
+    assert not handles(EDEN(rows=10))
+
+
+def test_error_feedback_remembers_what_the_codec_left_out() -> None:
+    here, there = ErrorFeedback(TopK(k=30)), TorchErrorFeedback(TopK(k=30), torch.device("cpu"))
+    for clients in ([0, 1, 2], [2, 5, 0], [1, 2, 5]):
+        g = gaussian(3, 400)
+        expected = [here.codec.decode_mean([update]) for update in here.encode(g, KEYS, clients)]
+        assert np.allclose(there.decoded(torch.from_numpy(g), KEYS, clients).numpy(), np.stack(expected), atol=1e-5)
+    assert there.state().keys() == here.state().keys()
+    again = TorchErrorFeedback(TopK(k=30), torch.device("cpu"))
+    again.load(there.state())
+    g = gaussian(3, 400)
+    first, second = (own.decoded(torch.from_numpy(g), KEYS, [0, 1, 2]) for own in (there, again))
+    assert torch.equal(first, second)

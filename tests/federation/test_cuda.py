@@ -29,7 +29,8 @@ CODECS: list[dict[str, Any]] = [
     {"name": "fedsgd"},
     {"name": "signsgd"},
     {"name": "lp-proj", "size": 50},
-    {"name": "eden"},  # through frames
+    {"name": "sa-fedlora", "warmup": 0},
+    {"name": "eden", "rows": 2000},  # through frames
     {"name": "topk", "k": 500, "error_feedback": True},
     {"name": "decomfl", "m": 3, "keys": "shared"},
 ]
@@ -75,6 +76,19 @@ def test_a_config_has_one_result(gpu: str, changes: dict[str, Any]) -> None:
     fresh = federation(gpu, **changes)
     fresh.load_state({name: value.clone() for name, value in cut.state().items()}, 3)
     assert torch.equal(whole.flat, train(3, fresh).flat)
+
+
+def test_memories_survive_a_checkpoint(gpu: str) -> None:
+    changes = {"codec": {"name": "topk", "k": 500, "error_feedback": True}, "participation": 1.0}
+    whole, begun = (federation(gpu, **changes) for _ in range(2))
+    for _ in range(2):
+        whole.run_round()
+        begun.run_round()
+    resumed = federation(gpu, **changes)
+    resumed.load_state(begun.state(), 2)
+    whole.run_round()
+    resumed.run_round()
+    assert torch.equal(whole.flat, resumed.flat)
 
 
 def test_it_learns(gpu: str) -> None:

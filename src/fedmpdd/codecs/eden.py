@@ -94,7 +94,7 @@ class EDEN(Codec):
         size = hadamard_size(gradient.shape[1])
         rotated = family_named("hadamard").encode(gradient, [Key(key.seed)], size)[0]
         rotated = as_float32(rotated, "a rotated coordinate").astype(np.float64)
-        levels = _levels(self.bits)
+        levels = quantiser_levels(self.bits)
         thresholds = (levels[1:].astype(np.float64) + levels[:-1]) / 2
         indices = np.searchsorted(thresholds, rotated / math.sqrt(square or 1.0), side="right").astype(np.uint8)
         # The scale is that of all rows, sent or not: rows are left out at random, which scaling by N/rows makes up for.
@@ -107,7 +107,7 @@ class EDEN(Codec):
         return scale, pack_indices(indices, self.bits)
 
     def _decode_sum(self, updates: Sequence[Update], factors: NDArray[np.float64], d: int) -> Float32:
-        sent, levels = self.sent(d), _levels(self.bits)
+        sent, levels = self.sent(d), quantiser_levels(self.bits)
         out = np.zeros(d, dtype=np.float32)
         groups: dict[int, list[int]] = {}
         for i, update in enumerate(updates):
@@ -138,7 +138,8 @@ class EDEN(Codec):
 
 
 @cache
-def _levels(bits: int) -> Float32:
+def quantiser_levels(bits: int) -> Float32:
+    """Return all levels of the quantiser, from the lowest up."""
     above = np.array(LLOYD_MAX[bits], dtype=np.float32)
     levels = np.concatenate([-above[::-1], above])
     levels.flags.writeable = False

@@ -4,28 +4,33 @@ The same mathematics as the codecs' own files, without bytes in between. What is
 seeded by the key: as random as the codec's own noise, and not the same numbers.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedmpdd.codecs.base import Codec
+from fedmpdd.codecs.base import Codec, Float32
+from fedmpdd.codecs.eden import EDEN, quantiser_levels
+from fedmpdd.codecs.error_feedback import ErrorFeedback
 from fedmpdd.codecs.fedsgd import FedSGD
 from fedmpdd.codecs.gaussian import Gaussian
 from fedmpdd.codecs.laplace import Laplace
 from fedmpdd.codecs.lp_proj import LpProj, matrix_rows
 from fedmpdd.codecs.qsgd import QSGD
+from fedmpdd.codecs.sa_fedlora import SAFedLora, start_matrix
 from fedmpdd.codecs.signsgd import SignSGD
 from fedmpdd.codecs.topk import TopK
-from fedmpdd.directions import Key
+from fedmpdd.directions import Key, hadamard_size
+from fedmpdd.directions.reference import outer_matrix
+from fedmpdd.directions.spec import hadamard_order
 from fedmpdd.errors import CodecError, GradientError
 
 
 def handles(codec: Codec) -> bool:
     """Return whether this codec has a version here."""
-    return type(codec) in _DECODED
+    return type(codec) in _DECODED and not (isinstance(codec, EDEN) and codec.rows is not None)
 
 
 def decoded(codec: Codec, gradients: Tensor, keys: list[Key]) -> Tensor:
@@ -89,6 +94,49 @@ def _signsgd(codec: SignSGD, gradients: Tensor, keys: list[Key]) -> Tensor:
     return signs * gradients.abs().mean(dim=1, keepdim=True, dtype=torch.float64).float()
 
 
+def _eden(codec: EDEN, gradients: Tensor, keys: list[Key]) -> Tensor:
+    d = gradients.shape[1]
+    size = hadamard_size(d)
+    signs = torch.where(_uniform(gradients, [Key(key.seed) for key in keys]) < 0.5, -1.0, 1.0)
+    rotated = _hadamard(torch.nn.functional.pad(gradients * signs, (0, size - d)))
+    squares = gradients.square().sum(dim=1, keepdim=True, dtype=torch.float64)
+    levels = torch.tensor(quantiser_levels(codec.bits), device=gradients.device)
+    thresholds = ((levels[1:].double() + levels[:-1]) / 2).float()
+    norms = torch.where(squares > 0, squares, 1.0).sqrt().float()
+    values = levels[torch.bucketize(rotated / norms, thresholds, right=True)]
+    products = (rotated * values).mean(dim=1, keepdim=True, dtype=torch.float64)
+    scales = torch.where(squares > 0, squares / products, 0.0).float()
+    return _hadamard(values, transposed=True)[:, :d] * signs * (scales / size)
+
+
+def _hadamard(values: Tensor, *, transposed: bool = False) -> Tensor:
+    """The transform of every row by the ±1 matrix of Hadamard of its length: an outer matrix times Sylvester's."""
+    rows, size = values.shape
+    order, log2 = hadamard_order(size)
+    for half in (1 << i for i in range(log2)):
+        pairs = values.view(rows, -1, 2, half)
+        values = torch.stack((pairs[:, :, 0] + pairs[:, :, 1], pairs[:, :, 0] - pairs[:, :, 1]), dim=2)
+    outer = torch.tensor(outer_matrix(order), dtype=torch.float64, device=values.device)
+    # In double: ten-bit inputs, which a config may ask for, are for networks.
+    return ((outer.T if transposed else outer) @ values.view(rows, order, -1).double()).float().view(rows, size)
+
+
+def _sa_fedlora(codec: SAFedLora, gradients: Tensor, keys: list[Key]) -> Tensor:
+    parts, offset = [], 0
+    for number, (rows, columns, rank) in enumerate(codec.layers()):
+        size = rows * max(columns, 1)
+        layer = gradients[:, offset : offset + size]
+        offset += size
+        if rank:
+            matrix = layer.reshape(-1, rows, columns).double()
+            start = torch.from_numpy(start_matrix(number, columns, rank)).to(gradients.device)
+            left, _ = torch.linalg.qr(matrix @ start)
+            left, _ = torch.linalg.qr(matrix @ (matrix.mT @ left))
+            layer = (left.float().double() @ (left.mT @ matrix).float().double()).float().flatten(1)
+        parts.append(layer)
+    return torch.cat(parts, dim=1)
+
+
 def _lp_proj(codec: LpProj, gradients: Tensor, keys: list[Key]) -> Tensor:
     matrix = _lp_matrix(codec.size, gradients.shape[1], gradients.device)
     return (gradients @ matrix.T) @ matrix
@@ -100,12 +148,42 @@ def _lp_matrix(size: int, d: int, device: torch.device) -> Tensor:
     return torch.cat(rows).to(device)
 
 
+class TorchErrorFeedback(ErrorFeedback):
+    """Error feedback whose memories stay where the gradients are."""
+
+    def __init__(self, codec: Codec, device: torch.device) -> None:
+        super().__init__(codec)
+        self._device = device
+        self._tensors: dict[int, Tensor] = {}
+
+    def decoded(self, gradients: Tensor, keys: list[Key], clients: Sequence[int]) -> Tensor:
+        """Return what the corrected gradients' updates stand for, and remember what they left out."""
+        zero = torch.zeros_like(gradients[0])
+        corrected = gradients + torch.stack([self._tensors.get(client, zero) for client in clients])
+        result = decoded(self.codec, corrected, keys)
+        left = corrected - result
+        self._tensors.update((client, row.clone()) for client, row in zip(clients, left, strict=True))
+        return result
+
+    def state(self) -> dict[int, Float32]:
+        """See ErrorFeedback."""
+        return {client: memory.cpu().numpy() for client, memory in self._tensors.items()}
+
+    def load(self, state: Mapping[int, Float32]) -> None:
+        """See ErrorFeedback."""
+        super().load(state)
+        self._tensors = {client: torch.from_numpy(memory).to(self._device) for client, memory in self._memory.items()}
+        self._memory = {}
+
+
 _DECODED: dict[type[Codec], Callable[..., Tensor]] = {
     FedSGD: _fedsgd,
     Laplace: _laplace,
     Gaussian: _gaussian,
     QSGD: _qsgd,
     TopK: _topk,
+    EDEN: _eden,
+    SAFedLora: _sa_fedlora,
     SignSGD: _signsgd,
     LpProj: _lp_proj,
 }

@@ -22,6 +22,11 @@ from fedmpdd.errors import CodecError
 _START_SEED = 20_240  # of the fixed matrices A
 
 
+def start_matrix(number: int, columns: int, rank: int) -> NDArray[np.float64]:
+    """Return the fixed random matrix A of a model's parameter."""
+    return np.random.default_rng([_START_SEED, number]).standard_normal((columns, rank))
+
+
 @dataclass(frozen=True)
 class SAFedLora(Codec):
     """Per matrix of the model r·(rows + columns) floats; vectors, and matrices too small to gain, go whole."""
@@ -61,8 +66,8 @@ class SAFedLora(Codec):
         rank = max(self.smallest, round(self.rank * self.cooling ** (round_number - self.warmup)))
         return replace(self, rank=rank, smallest=min(self.smallest, rank), warmup=0, cooling=1.0)
 
-    def _layers(self) -> list[tuple[int, int, int]]:
-        """(rows, columns, rank) per parameter; rank 0 where it goes whole."""
+    def layers(self) -> list[tuple[int, int, int]]:
+        """Return (rows, columns, rank) per parameter; rank 0 where it goes whole."""
         layers = []
         for rows, columns in self.shapes:
             rank = min(self.rank, rows, columns)
@@ -77,7 +82,7 @@ class SAFedLora(Codec):
 
     def sections(self, d: int) -> tuple[Section, ...]:
         """See Codec."""
-        length = sum(r * (rows + columns) if r else rows * max(columns, 1) for rows, columns, r in self._layers())
+        length = sum(r * (rows + columns) if r else rows * max(columns, 1) for rows, columns, r in self.layers())
         return (Section("factors", "<f4", length),)
 
     def check_content(self, arrays: Arrays, d: int) -> None:
@@ -86,7 +91,7 @@ class SAFedLora(Codec):
 
     def work(self, d: int) -> int:
         """See Codec."""
-        return sum(rows * max(columns, 1) * max(r, 1) for rows, columns, r in self._layers())
+        return sum(rows * max(columns, 1) * max(r, 1) for rows, columns, r in self.layers())
 
     def parameters(self) -> Parameters:
         """See Codec. The shapes do not fit a header: such frames are read in a session only."""
@@ -102,13 +107,13 @@ class SAFedLora(Codec):
 
     def _factors(self, gradient: Float32) -> Float32:
         parts, offset = [], 0
-        for number, (rows, columns, rank) in enumerate(self._layers()):
+        for number, (rows, columns, rank) in enumerate(self.layers()):
             size = rows * max(columns, 1)
             layer = gradient[offset : offset + size].astype(np.float64)
             offset += size
             if rank:
                 matrix = layer.reshape(rows, columns)
-                start = np.random.default_rng([_START_SEED, number]).standard_normal((columns, rank))
+                start = start_matrix(number, columns, rank)
                 left, _ = np.linalg.qr(matrix @ start)
                 left, _ = np.linalg.qr(matrix @ (matrix.T @ left))
                 layer = np.concatenate([left.reshape(-1), (left.T @ matrix).reshape(-1)])
@@ -119,7 +124,7 @@ class SAFedLora(Codec):
         out = np.zeros(d)
         for update, factor in zip(updates, factors, strict=True):
             values, begin, offset = update.arrays[0].astype(np.float64), 0, 0
-            for rows, columns, rank in self._layers():
+            for rows, columns, rank in self.layers():
                 size = rows * max(columns, 1)
                 if rank:
                     middle, end = begin + rows * rank, begin + rank * (rows + columns)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmpdd import models
-from fedmpdd.codecs import Codec, DeComFL, ErrorFeedback
+from fedmpdd.codecs import Codec, DeComFL
 from fedmpdd.data import Dataset, Partition, load, make_partition
 from fedmpdd.directions import Key, backend
 from fedmpdd.errors import CodecError, ConfigError, RunError
@@ -20,7 +20,7 @@ from fedmpdd.federation import sampling
 from fedmpdd.federation.clients import ClientStep, Evaluator
 from fedmpdd.federation.config import RunConfig
 from fedmpdd.federation.devices import reproducible_arithmetic, resolve_device
-from fedmpdd.federation.exchange import FrameExchange, Sent, make_exchange
+from fedmpdd.federation.exchange import FrameExchange, Sent, make_exchange, make_feedback
 from fedmpdd.federation.server import ServerStep
 from fedmpdd.federation.workers import Workers
 from fedmpdd.wire import Session
@@ -76,7 +76,7 @@ class Federation:
         self.model.module.to(config.device)
         self.flat = self.flat.to(config.device)
         self.codec = config.codec.build().for_shapes([tuple(shape) for shape in self.model.shapes])
-        self.feedback = ErrorFeedback(self.codec) if config.codec.error_feedback else None
+        self.feedback = make_feedback(self.codec, self.flat.device) if config.codec.error_feedback else None
         self._sessions: dict[Codec, Session] = {}
         # Whatever refuses the config, better now than in the first round.
         self._session_of(self.codec)

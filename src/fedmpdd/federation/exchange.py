@@ -92,8 +92,9 @@ class FrameExchange:
 class DeviceExchange:
     """Updates stay on the GPU. Frames of a session all have one length, so that bytes are counted without them."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, feedback: ErrorFeedback | None = None) -> None:
         self._device = device
+        self._feedback = feedback
 
     @staticmethod
     def handles(codec: Codec) -> bool:
@@ -111,7 +112,10 @@ class DeviceExchange:
         """See Exchange."""
         codec, count = session.codec, len(keys)
         content: Any
-        if not isinstance(codec, MPDD):
+        if isinstance(self._feedback, rivals_torch.TorchErrorFeedback):
+            self._feedback.codec = codec
+            content = self._feedback.decoded(gradients, keys, [int(client) for client in clients])
+        elif not isinstance(codec, MPDD):
             content = rivals_torch.decoded(codec, gradients, keys)
         else:
             from fedmpdd.codecs import mpdd_cuda
@@ -139,7 +143,14 @@ def make_exchange(
     codec: Codec, device: torch.device, feedback: ErrorFeedback | None, protection: Private | None
 ) -> Exchange:
     """Return how updates of this codec travel on this device."""
-    wrapped = feedback is not None or protection is not None
-    if device.type == "cuda" and not wrapped and DeviceExchange.handles(codec):
-        return DeviceExchange(device)
+    stays = feedback is None or isinstance(feedback, rivals_torch.TorchErrorFeedback)
+    if device.type == "cuda" and stays and protection is None and DeviceExchange.handles(codec):
+        return DeviceExchange(device, feedback)
     return FrameExchange(device, feedback, protection)
+
+
+def make_feedback(codec: Codec, device: torch.device) -> ErrorFeedback:
+    """Return error feedback for this codec on this device."""
+    if device.type == "cuda" and rivals_torch.handles(codec):
+        return rivals_torch.TorchErrorFeedback(codec, device)
+    return ErrorFeedback(codec)
