@@ -6,7 +6,7 @@ else on standard error.
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -306,7 +306,9 @@ def report(
 
 @app.command()
 def reproduce(
-    tables: Annotated[list[str], typer.Argument(help="Tables of the paper by name, or all.")],
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Tables and figures by name, or all; none: list them.")
+    ] = None,
     seeds: Annotated[int, typer.Option(min=1, max=5, help="How many of the paper's five seeds.")] = 5,
     methods: Annotated[str | None, typer.Option(help="Only these rows, by codec: fedsgd,mpdd:m=400.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
@@ -316,40 +318,54 @@ def reproduce(
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Run what is missing of the paper's tables, and put its numbers beside ours.
+    """Run what is missing of the paper's tables and figures, and put its numbers beside ours.
 
     What is done is used, what was interrupted goes on. How long it will take is said before it starts.
     """
     _training()
+    from fedmpdd.experiments import catalogue
     from fedmpdd.experiments.estimate import estimate
+    from fedmpdd.experiments.figures import figure_text, reproduce_figure
+    from fedmpdd.experiments.latency import latency_text, reproduce_latency
     from fedmpdd.experiments.reproduce import choose_methods
     from fedmpdd.experiments.reproduce import reproduce as run_table
     from fedmpdd.experiments.table_text import markdown
-    from fedmpdd.experiments.tables import load_table, table_names
     from fedmpdd.experiments.trainings import Place
 
-    loaded = [load_table(name) for name in (table_names() if tables == ["all"] else dict.fromkeys(tables))]
+    if not names:
+        print("\n".join(catalogue.described()))
+        return
+    wanted = catalogue.choose(names)
     only = None if methods is None else [text.strip() for text in methods.split(",") if text.strip()]
-    chosen = choose_methods(loaded, only)
+    chosen = choose_methods(wanted.tables, only) if wanted.tables else []
     place = Place(out, device, data_dir)
-    documents = []
-    messages.print("timing a few rounds of every row …")
+    documents: list[tuple[dict[str, Any], str]] = []
+    if chosen:
+        messages.print("timing a few rounds of every row …")
     for table_of_paper, rows in chosen:
         messages.print(f"{table_of_paper.name}: {estimate(table_of_paper, rows, seeds, place)}", soft_wrap=True)
     with _said_how_to_go_on("stopped; the same command goes on from there"), round_display() as start:
         on_round = ManyRounds(start, jobs)
+
+        def on_attack(name: str) -> Callable[[str, float], None]:
+            return lambda _, share: on_round(f"{name}, attacks in percent", round(100 * share), 100, None)
+
         for table_of_paper, rows in chosen:
-
-            def on_attack(_: str, share: float, table_name: str = table_of_paper.name) -> None:
-                on_round(f"{table_name}, audit in percent", round(100 * share), 100, None)
-
             options: dict[str, Any] = {"seeds": seeds, "methods": rows, "jobs": jobs, "audited": audited}
-            documents.append(run_table(table_of_paper, place, on_round=on_round, on_attack=on_attack, **options))
+            options["on_attack"] = on_attack(table_of_paper.name)
+            document = run_table(table_of_paper, place, on_round=on_round, **options)
+            documents.append((document, markdown(document)))
+        if wanted.latency:
+            document = reproduce_latency(place)
+            documents.append((document, latency_text(document)))
+        for name in wanted.figures:
+            document = reproduce_figure(name, place, on_round=on_round, on_attack=on_attack(name))
+            documents.append((document, figure_text(document)))
     if as_json:
-        _print_json(documents[0] if len(documents) == 1 else {"tables": documents})
+        _print_json(documents[0][0] if len(documents) == 1 else {"results": [document for document, _ in documents]})
         return
-    for document in documents:
-        print(markdown(document))
+    for _, text in documents:
+        print(text)
 
 
 @app.command("epsilon")

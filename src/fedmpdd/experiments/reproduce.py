@@ -3,6 +3,7 @@
 OUT/TABLE/CODEC/lr-LR-seed-SEED/    run folders; resumed if they are not done
 OUT/TABLE/audit/                    the audit of its codecs, where one was asked for
 OUT/TABLE/results.json, table.md    what was read off them
+OUT/TABLE/curves.png, report.html   loss and accuracy against rounds and bytes, as a picture and as a page
 """
 
 from collections.abc import Callable, Sequence
@@ -11,13 +12,16 @@ from typing import Any
 
 from fedmpdd.errors import InputError
 from fedmpdd.experiments.jobs import run_trainings
+from fedmpdd.experiments.pictures import draw_curves
 from fedmpdd.experiments.reading import Reading, summarise
 from fedmpdd.experiments.table_text import markdown
 from fedmpdd.experiments.tables import SEEDS, Method, Table
-from fedmpdd.experiments.trainings import OnRound, Place
+from fedmpdd.experiments.trainings import OnRound, Place, Training
 from fedmpdd.federation.runs import write_json, write_text
 from fedmpdd.privacy.audit import run_audit
 from fedmpdd.privacy.config import Audit, AuditConfig
+from fedmpdd.report.collect import collect
+from fedmpdd.report.page import write_report
 
 
 def choose_methods(tables: Sequence[Table], wanted: Sequence[str] | None) -> list[tuple[Table, list[Method]]]:
@@ -63,6 +67,13 @@ def reproduce(
     }
     write_json(folder / "results.json", results)
     write_text(folder / "table.md", markdown(results))
+    folders = [
+        [Training(table, method, reading.seed, reading.lr).folder(place.out) for reading in own]
+        for method, own in zip(methods, readings, strict=True)
+    ]
+    draw_curves(folder / "curves.png", table.name, rows, folders)
+    pages = [run for own in folders for run in own] + ([folder / "audit"] if audited else [])
+    write_report(folder / "report.html", collect(pages), [table.target, table.harder], [table.budget])
     return results
 
 

@@ -82,9 +82,9 @@ def load_table(name: str) -> Table:
     folder = files("fedmpdd") / "experiments"
     values = tomllib.loads((folder / "tables" / f"{name}.toml").read_text(encoding="utf-8"))
     own = values.pop("table")
-    printed = json.loads((folder / "paper.json").read_text(encoding="utf-8"))[name]
+    printed = json.loads((folder / "paper.json").read_text(encoding="utf-8")).get(name, [])
     config = parse_config(values)
-    directions = next(row["method"] for row in printed if row["method"].startswith("FedMPDD"))
+    directions = next((row["method"] for row in printed if row["method"].startswith("FedMPDD")), "0")
     size = int(re.findall(r"\d+", directions)[0])
     methods = [Method(row["method"], codec_of(row["method"], size), row) for row in printed]
     methods += [Method(text, text, None) for text in own["ours"]]

@@ -1,0 +1,51 @@
+"""Everything of the paper that can be reproduced, by name."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedmpdd.errors import InputError
+from fedmpdd.experiments import latency
+from fedmpdd.experiments.figures import figure_names, load_figure
+from fedmpdd.experiments.tables import Table, load_table, table_names
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What was asked for, by what has to be done for it."""
+
+    tables: list[Table]
+    latency: bool
+    figures: list[str]
+
+
+def all_names() -> list[str]:
+    """Return every name there is."""
+    return [*table_names(), latency.NAME, *figure_names()]
+
+
+def choose(names: Sequence[str]) -> Wanted:
+    """Return what these names stand for."""
+    wanted = all_names() if list(names) == ["all"] else list(dict.fromkeys(names))
+    if unknown := [name for name in wanted if name not in all_names()]:
+        raise InputError(f"{unknown[0]!r} is unknown: expected all, or some of {', '.join(all_names())}")
+    return Wanted(
+        [load_table(name) for name in wanted if name in table_names()],
+        latency.NAME in wanted,
+        [name for name in wanted if name in figure_names()],
+    )
+
+
+def described() -> list[str]:
+    """Return a line on each."""
+    lines = []
+    for name in table_names():
+        table = load_table(name)
+        lines.append(
+            f"{name}: {table.config.model} on {table.config.dataset}, {len(table.methods)} rows, and its curves"
+        )
+    lines.append(f"{latency.NAME}: milliseconds to encode one gradient")
+    for name in figure_names():
+        audit, stages = load_figure(name)
+        when = f" after {len(stages)} stages of training" if stages else ""
+        lines.append(f"{name}: {', '.join(audit.audit.attacks)} on {audit.config.model}, {audit.config.dataset}{when}")
+    return lines
