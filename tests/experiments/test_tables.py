@@ -9,13 +9,12 @@ def test_every_table_can_be_run_as_it_is(name: str) -> None:
     table = load_table(name)
     assert table.config.partition.seed == 2024
     assert table.config.evaluate_every == 8
-    assert table.methods[0].codec == ("mpdd:m=50" if name == "m-sweep" else "fedsgd")
     assert table.config.lr in table.lrs  # the paper's own is among those tried
     for method in table.methods:
         for seed in SEEDS:
             config = table.run_config(method, seed, table.lrs[0], "cpu")
             assert (config.seed, config.lr) == (seed, table.lrs[0])
-    assert {"fedsgd"} < {method.codec for method in table.methods}
+    assert name == "m-sweep" or table.methods[0].codec == "fedsgd"  # what others are compared with
     assert sum("bits=1" in method.codec for method in table.methods) >= 2
 
 

@@ -1,7 +1,7 @@
 """`fedmpdd reproduce`: run what a table needs and is not there yet, and put the paper's numbers beside ours.
 
 OUT/TABLE/CODEC/lr-LR-seed-SEED/    run folders; resumed if they are not done
-OUT/TABLE/audit/                    the audit of its codecs, where one was asked for
+OUT/audits/DATASET-MODEL/           the audit of its codecs, where one was asked for
 OUT/TABLE/results.json, table.md    what was read off them
 OUT/TABLE/curves.png, report.html   loss and accuracy against rounds and bytes, as a picture and as a page
 """
@@ -17,6 +17,7 @@ from fedmpdd.experiments.reading import Reading, summarise
 from fedmpdd.experiments.table_text import markdown
 from fedmpdd.experiments.tables import SEEDS, Method, Table
 from fedmpdd.experiments.trainings import OnRound, Place, Training
+from fedmpdd.federation.config import parse_config
 from fedmpdd.federation.runs import write_json, write_text
 from fedmpdd.privacy.audit import run_audit
 from fedmpdd.privacy.config import Audit, AuditConfig
@@ -57,7 +58,7 @@ def reproduce(
     rows = [_row(method, own) for method, own in zip(methods, readings, strict=True)]
     folder = place.out / table.name
     if audited:
-        _add_audit(table, rows, folder / "audit", place.data_dir, on_attack)
+        _add_audit(table, rows, place, on_attack)
     results = {
         "table": table.name,
         "target": table.target,
@@ -72,21 +73,28 @@ def reproduce(
         for method, own in zip(methods, readings, strict=True)
     ]
     draw_curves(folder / "curves.png", table.name, rows, folders)
-    pages = [run for own in folders for run in own] + ([folder / "audit"] if audited else [])
+    pages = [run for own in folders for run in own] + ([audit_folder(table, place.out)] if audited else [])
     write_report(folder / "report.html", collect(pages), [table.target, table.harder], [table.budget])
     return results
+
+
+def audit_folder(table: Table, out: Path) -> Path:
+    """Where the attacks on a table's model are; tables that differ in their split alone share them."""
+    return out / "audits" / f"{table.config.dataset}-{table.config.model}"
 
 
 def _add_audit(
     table: Table,
     rows: list[dict[str, Any]],
-    folder: Path,
-    data_dir: Path | None,
+    place: Place,
     on_attack: Callable[[str, float], None] | None,
 ) -> None:
     """Attack the codecs of the rows, one image a batch, the model at its start; write what came out into the rows."""
     own = AuditConfig(attacks=(table.attack, "adaptive"), codecs=tuple(row["codec"] for row in rows), images=4, batch=1)
-    found = run_audit(Audit(config=table.config, audit=own), folder, data_dir, on_attack)
+    # What an attack on the initial model depends on, and no more.
+    values = table.config.model_dump(mode="json", include={"dataset", "pixels", "model", "init", "seed"})
+    audit = Audit(config=parse_config(values), audit=own)
+    found = run_audit(audit, audit_folder(table, place.out), place.data_dir, on_attack)
     for row in rows:
         cells = {cell["attack"]: cell for cell in found["rows"] if cell["codec"] == row["codec"]}
         row["audit"] = {

@@ -18,6 +18,8 @@ from fedmpdd.models import FlatModel
 BETWEEN = (nn.ReLU, nn.Sigmoid, nn.Tanh, nn.MaxPool2d, nn.AvgPool2d, nn.Flatten, nn.Identity)
 COLUMN_BYTES = 2 * 2**30  # patches of a convolution that are laid out at a time
 
+BLOCK_SHAPES = 256  # that are compiled in one process
+
 Block = Callable[[Tensor, Tensor | None], Tensor]
 
 
@@ -116,6 +118,8 @@ def _after(layer: nn.Conv2d | nn.Linear, modules: list[nn.Module], *, fused: boo
     # Without parameters, equal descriptions are equal functions: later runs of a process use what was compiled.
     key = (str(is_image), *map(repr, modules))
     if key not in _compiled:
+        # The compiler counts the shapes of all blocks together, and gives up after eight.
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, BLOCK_SHAPES)
         _compiled[key] = torch.compile(_block(is_image, modules), dynamic=False)
     return _compiled[key]
 
