@@ -314,6 +314,7 @@ def reproduce(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     jobs: Annotated[int, typer.Option(min=1, max=256, help="Trainings at a time, a process each.")] = 1,
     audited: Annotated[bool, typer.Option("--audit", help="Attack the codecs too: SSIM and verdicts.")] = False,
+    done_only: Annotated[bool, typer.Option("--done", help="Train nothing: tables of the rows that are done.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for runs and results; what is there is used.")] = Path("results"),
     data_dir: DataDir = None,
     as_json: Json = False,
@@ -324,7 +325,7 @@ def reproduce(
     """
     _training()
     from fedmpdd.experiments import catalogue
-    from fedmpdd.experiments.estimate import estimate
+    from fedmpdd.experiments.estimate import done_methods, estimate
     from fedmpdd.experiments.figures import figure_text, reproduce_figure
     from fedmpdd.experiments.latency import latency_text, reproduce_latency
     from fedmpdd.experiments.reproduce import choose_methods
@@ -340,9 +341,12 @@ def reproduce(
     chosen = choose_methods(wanted.tables, only) if wanted.tables else []
     place = Place(out, device, data_dir)
     documents: list[tuple[dict[str, Any], str]] = []
-    if chosen:
+    if done_only:
+        there = [(own, done_methods(own, rows, seeds, place)) for own, rows in chosen]
+        chosen = [(own, rows) for own, rows in there if rows]
+    elif chosen:
         messages.print("timing a few rounds of every row …")
-    for table_of_paper, rows in chosen:
+    for table_of_paper, rows in [] if done_only else chosen:
         messages.print(f"{table_of_paper.name}: {estimate(table_of_paper, rows, seeds, place)}", soft_wrap=True)
     with _said_how_to_go_on("stopped; the same command goes on from there"), round_display() as start:
         on_round = ManyRounds(start, jobs)

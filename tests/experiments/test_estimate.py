@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from fedmpdd.experiments.estimate import Estimate, estimate
+from fedmpdd.experiments.estimate import Estimate, done_methods, estimate
 from fedmpdd.experiments.reproduce import reproduce
 from fedmpdd.experiments.trainings import Place
 from tests.experiments.test_reproduce import small_table
@@ -19,6 +19,8 @@ def test_what_is_done_counts_no_more(tmp_path: Path) -> None:
     after = estimate(table, table.methods, 2, place, timed.append)
     assert (after.trainings, after.done, after.rounds) == (6, 3, 3 * 24)
     assert timed == ["ours"]
+    assert done_methods(table, table.methods, 2, place) == [table.methods[0]]
+    assert done_methods(table, table.methods, 3, place) == []
 
 
 def test_a_search_comes_on_top_of_the_seeds(tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ def test_the_best_of_each_kind_is_compared() -> None:
     found = goal_sentences(
         results(row("fedsgd", 9e6), row("mpdd:m=400", 3e5), row("mpdd:m=200", 3e6), row(ONE_BIT, 2e3))
     )
-    assert found[0].startswith("FedMPDD float32 against FedSGD (goal 20): at 60% 30 times fewer bytes (mpdd:m=400)")
-    assert f"at 80% 150 times fewer bytes ({ONE_BIT})" in found[1]
+    assert found[0].startswith("FedMPDD float32 against FedSGD, bytes (goal 20): at 60% 30 times fewer (mpdd:m=400)")
+    assert f"at 80% 150 times fewer ({ONE_BIT})" in found[1]
 
 
 def test_what_not_every_seed_reached_is_not_compared() -> None:
@@ -34,6 +34,10 @@ def test_what_not_every_seed_reached_is_not_compared() -> None:
     text = markdown(results(row("fedsgd", 9e6), row("mpdd:m=400", 3e5, runs=3)))
     assert "300 kB ± 0%, 2/3" in text
     assert "| –, – |" in text
+
+
+def test_what_diverged_is_said() -> None:
+    assert "50.0% ± 1.0, 2 diverged" in markdown(results(row("mpdd:m=50", None, diverged=2)))
 
 
 def test_a_final_accuracy_stands_beside_the_papers() -> None:

@@ -57,6 +57,11 @@ def estimate(
     return Estimate(trainings, done, rounds, seconds)
 
 
+def done_methods(table: Table, methods: Sequence[Method], seeds: int, place: Place) -> list[Method]:
+    """Return the methods of which nothing is left to run."""
+    return [method for method in methods if not any(_rounds_left(table, method, seeds, place))]
+
+
 def _rounds_left(table: Table, method: Method, seeds: int, place: Place) -> list[int]:
     """Rounds that are left of each training of a method: those that choose its step size, and its seeds."""
     left = [_left(training, place) for training in candidates(table, method)]

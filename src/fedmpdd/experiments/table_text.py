@@ -4,6 +4,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+FULL, FLOAT32, OURS = r"fedsgd", r"mpdd:m=\d+", r"mpdd:.*family=.*"  # rows that are compared, by their codecs
+
 
 def short_name(row: dict[str, Any]) -> str:
     """A row's name that fits a legend: "hadamard, 1 bit, m = 400" for a codec of ours."""
@@ -42,6 +44,8 @@ def markdown(results: dict[str, Any]) -> str:
     for row in rows:
         ours, paper = row["ours"], row["paper"] or {}
         accuracy = _share(ours["accuracy_at_budget"])
+        if row.get("diverged"):
+            accuracy += f", {row['diverged']} diverged"
         if paper.get("acc_at_budget") is not None:
             accuracy += f" ({paper['acc_at_budget']:.1f} %)"
         used = _mean_bytes(ours["bytes_to_target"])
@@ -68,23 +72,33 @@ def markdown(results: dict[str, Any]) -> str:
 
 def goal_sentences(results: dict[str, Any]) -> list[str]:
     """What this project set itself for every table, as measured: FedMPDD against FedSGD, our best against FedMPDD."""
-    rows, sentences = results["rows"], []
-    full, float32 = _base(rows, r"fedsgd"), _base(rows, r"mpdd:m=\d+")
-    own = _base(rows, r"mpdd:.*family=.*")
+    sentences = []
     for name, base, best, goal in (
-        ("FedMPDD float32 against FedSGD", full, float32, 20),
-        ("Our best codec against FedMPDD float32", float32, own, 100),
+        ("FedMPDD float32 against FedSGD", FULL, FLOAT32, 20),
+        ("Our best codec against FedMPDD float32", FLOAT32, OURS, 100),
     ):
         parts = []
         for share, key in ((results["target"], "bytes_to_target"), (results["harder"], "bytes_to_harder")):
-            before, after = base(key), best(key)
-            if before is None or after is None:
-                parts.append(f"at {share:.0%} not measured (not every seed got there)")
-            else:
-                times = before["ours"][key]["mean"] / after["ours"][key]["mean"]
-                parts.append(f"at {share:.0%} {times:.3g} times fewer bytes ({after['codec']})")
-        sentences.append(f"{name} (goal {goal}): {', '.join(parts)}.")
+            times, codec = _times_fewer(results["rows"], key, base, best)
+            told = "not measured (not every seed got there)" if times is None else f"{times:.3g} times fewer ({codec})"
+            parts.append(f"at {share:.0%} {told}")
+        sentences.append(f"{name}, bytes (goal {goal}): {', '.join(parts)}.")
     return sentences
+
+
+def goal_numbers(results: dict[str, Any], key: str) -> list[float | None]:
+    """How many times fewer bytes: FedMPDD than FedSGD, our best than FedMPDD, our best than FedSGD."""
+    return [
+        _times_fewer(results["rows"], key, base, best)[0]
+        for base, best in ((FULL, FLOAT32), (FLOAT32, OURS), (FULL, OURS))
+    ]
+
+
+def _times_fewer(rows: list[dict[str, Any]], key: str, base: str, best: str) -> tuple[float | None, str | None]:
+    before, after = _base(rows, base)(key), _base(rows, best)(key)
+    if before is None or after is None:
+        return None, None
+    return before["ours"][key]["mean"] / after["ours"][key]["mean"], after["codec"]
 
 
 def _base(rows: list[dict[str, Any]], pattern: str) -> Callable[[str], dict[str, Any] | None]:
@@ -104,7 +118,7 @@ def _all_there(value: dict[str, Any]) -> bool:
 def _ratios(row: dict[str, Any], rows: list[dict[str, Any]], key: str) -> str:
     """How many times fewer bytes than FedSGD, and than the best float32 FedMPDD; none where a seed is missing."""
     own = row["ours"][key]
-    bases = [_base(rows, pattern)(key) for pattern in (r"fedsgd", r"mpdd:m=\d+")]
+    bases = [_base(rows, pattern)(key) for pattern in (FULL, FLOAT32)]
     return ", ".join(
         "–" if base is None or not _all_there(own) else f"{base['ours'][key]['mean'] / own['mean']:.3g}×"
         for base in bases

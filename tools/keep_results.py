@@ -1,0 +1,62 @@
+"""Copy what `fedmpdd reproduce` measured into docs/results: `python tools/keep_results.py OUT`.
+
+Tables as JSON and Markdown, curves as pictures, and docs/results/goals.md, one line per table.
+"""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+from fedmpdd.experiments.catalogue import all_names
+from fedmpdd.experiments.table_text import goal_numbers
+from fedmpdd.experiments.tables import load_table, table_names
+
+DOCS = Path(__file__).parent.parent / "docs" / "results"
+KEPT = {"results.json": "tables/{}.json", "table.md": "tables/{}.md", "curves.png": "curves/{}.png"}
+
+
+def main(out: Path) -> None:
+    """Copy everything that is there."""
+    for name in all_names():
+        for source, target in KEPT.items():
+            path = out / name / source
+            if path.is_file():
+                kept = DOCS / target.format(name)
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, kept)
+    (DOCS / "goals.md").write_text(_goals(), encoding="utf-8")
+
+
+def _goals() -> str:
+    lines = [
+        "# Bytes to the target, table by table",
+        "",
+        "How many times fewer bytes from clients to server: the best FedMPDD with float32 scalars against FedSGD "
+        "(goal: 20 times), and the best codec of ours against that FedMPDD (goal: 100 times), at the paper's target "
+        "and at a harder one. A dash: not every seed of either got there.",
+        "",
+        "| table | seeds | rows | target | FedMPDD / FedSGD | ours / FedMPDD | ours / FedSGD "
+        "| harder | FedMPDD / FedSGD | ours / FedMPDD | ours / FedSGD |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for name in table_names():
+        path = DOCS / "tables" / f"{name}.json"
+        if name == "m-sweep" or not path.is_file():
+            continue
+        results = json.loads(path.read_text(encoding="utf-8"))
+        seeds = min(len(row["runs"]) for row in results["rows"])
+        line = f"| [{name}](tables/{name}.md) | {seeds} | {len(results['rows'])} of {len(load_table(name).methods)} "
+        for key in ("target", "harder"):
+            numbers = goal_numbers(results, f"bytes_to_{key}")
+            line += f"| {results[key]:.0%} | " + " | ".join(_times(value) for value in numbers) + " "
+        lines.append(line + "|")
+    return "\n".join(lines) + "\n"
+
+
+def _times(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.0f}" if value >= 10 else f"{value:.1f}"
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
