@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from fedmpdd.experiments.catalogue import all_names
-from fedmpdd.experiments.table_text import goal_numbers
+from fedmpdd.experiments.table_text import goal_numbers, three_digits
 from fedmpdd.experiments.tables import load_table, table_names
 
 DOCS = Path(__file__).parent.parent / "docs" / "results"
@@ -55,7 +55,7 @@ def _goals() -> str:
 
 
 def _times(value: float | None) -> str:
-    return "–" if value is None else f"{value:,.0f}" if value >= 10 else f"{value:.1f}"
+    return "–" if value is None else three_digits(value)
 
 
 if __name__ == "__main__":

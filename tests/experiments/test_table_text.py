@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from fedmpdd.experiments.table_text import goal_sentences, markdown, short_name
+from fedmpdd.experiments.table_text import goal_sentences, markdown, short_name, three_digits
 
 
 def row(codec: str, bytes_to_target: float | None, *, runs: int = 2, **more: Any) -> dict[str, Any]:
@@ -43,6 +43,10 @@ def test_what_diverged_is_said() -> None:
 def test_a_final_accuracy_stands_beside_the_papers() -> None:
     text = markdown(results(row("mpdd:m=50", 1e6, paper={"final_accuracy": 30.44})))
     assert text.splitlines()[6].endswith("50.0% ± 1.0 (30.44 %) |")
+
+
+def test_three_digits() -> None:
+    assert [three_digits(value) for value in (16_683.0, 999.6, 31.62, 0.4487)] == ["16,700", "1,000", "31.6", "0.449"]
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,11 @@ def goal_sentences(results: dict[str, Any]) -> list[str]:
         parts = []
         for share, key in ((results["target"], "bytes_to_target"), (results["harder"], "bytes_to_harder")):
             times, codec = _times_fewer(results["rows"], key, base, best)
-            told = "not measured (not every seed got there)" if times is None else f"{times:.3g} times fewer ({codec})"
+            told = (
+                "not measured (not every seed got there)"
+                if times is None
+                else f"{three_digits(times)} times fewer ({codec})"
+            )
             parts.append(f"at {share:.0%} {told}")
         sentences.append(f"{name}, bytes (goal {goal}): {', '.join(parts)}.")
     return sentences
@@ -99,6 +103,11 @@ def _times_fewer(rows: list[dict[str, Any]], key: str, base: str, best: str) -> 
     if before is None or after is None:
         return None, None
     return before["ours"][key]["mean"] / after["ours"][key]["mean"], after["codec"]
+
+
+def three_digits(value: float) -> str:
+    """A number with three digits that count: 16,700, 31.6, 0.449."""
+    return f"{float(f'{value:.3g}'):,.0f}" if value >= 999.5 else f"{value:.3g}"
 
 
 def _base(rows: list[dict[str, Any]], pattern: str) -> Callable[[str], dict[str, Any] | None]:
@@ -120,7 +129,7 @@ def _ratios(row: dict[str, Any], rows: list[dict[str, Any]], key: str) -> str:
     own = row["ours"][key]
     bases = [_base(rows, pattern)(key) for pattern in (FULL, FLOAT32)]
     return ", ".join(
-        "–" if base is None or not _all_there(own) else f"{base['ours'][key]['mean'] / own['mean']:.3g}×"
+        "–" if base is None or not _all_there(own) else f"{three_digits(base['ours'][key]['mean'] / own['mean'])}×"
         for base in bases
     )
 
