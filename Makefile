@@ -31,7 +31,7 @@ $(VENV)/.requirements: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-	    $$($(BIN)/python tools/requirements.py train privacy dev)
+	    $$($(BIN)/python tools/requirements.py train privacy flower dev)
 	touch $@
 
 $(VENV)/.installed: $(VENV)/.requirements $(NATIVE)

@@ -13,14 +13,10 @@ from fedmpdd.codecs.pieces import decode_pieces, encode_pieces
 from fedmpdd.codecs.private import NoiseSource, Private
 from fedmpdd.codecs.qsgd import QSGD
 from fedmpdd.codecs.randk import RandK
+from fedmpdd.codecs.registry import CODECS, make_codec
 from fedmpdd.codecs.sa_fedlora import SAFedLora
 from fedmpdd.codecs.signsgd import SignSGD
 from fedmpdd.codecs.topk import TopK
-
-CODECS: dict[str, type[Codec]] = {
-    codec.name: codec
-    for codec in (MPDD, FedSGD, QSGD, TopK, RandK, LpProj, Laplace, Gaussian, SignSGD, EDEN, DeComFL, SAFedLora)
-}
 
 __all__ = [
     "CODECS",
@@ -47,4 +43,5 @@ __all__ = [
     "Update",
     "decode_pieces",
     "encode_pieces",
+    "make_codec",
 ]

@@ -2,14 +2,13 @@
 
 import math
 import tomllib
-from dataclasses import fields
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from fedmpdd.codecs import CODECS, MPDD, Codec, Private
+from fedmpdd.codecs import MPDD, Codec, Private, make_codec
 from fedmpdd.data import DATASETS, PartitionKind
 from fedmpdd.errors import ConfigError, InputError
 
@@ -95,19 +94,10 @@ class CodecConfig(BaseModel):
 
     def build(self) -> Codec:
         """Return the codec itself."""
-        if self.name not in CODECS:
-            raise ValueError(f"name = {self.name!r} is unknown; use one of {', '.join(CODECS)}")
-        codec = CODECS[self.name]
-        # Codecs are dataclasses, which their base class cannot say; shapes come from the model.
-        known = [field.name for field in fields(codec) if field.name != "shapes"]  # type: ignore[arg-type]
-        given = dict(self.__pydantic_extra__ or {})
-        for key in given:
-            if key not in known:
-                raise ValueError(f"{self.name} has no parameter {key!r}; it has {', '.join(known) or 'none'}")
         try:
-            return codec(**given)
-        except (InputError, TypeError) as error:
-            raise ValueError(str(error).replace(f"{codec.__name__}.__init__()", self.name)) from None
+            return make_codec(self.name, dict(self.__pydantic_extra__ or {}))
+        except InputError as error:
+            raise ValueError(str(error)) from None
 
 
 class RunConfig(BaseModel):
@@ -238,6 +228,12 @@ def parse_config(values: dict[str, Any]) -> RunConfig:
         return RunConfig.model_validate(values)
     except ValidationError as error:
         raise ConfigError("; ".join(_explain(problem) for problem in error.errors())) from None
+
+
+def parse_codec(text: str) -> CodecConfig:
+    """Return the codec that a text like `mpdd:m=400:bits=1:keys=partitioned` describes."""
+    name, *parameters = text.strip().split(":")
+    return parse_config(apply_overrides({}, [f"codec.name={name}", *(f"codec.{p}" for p in parameters)])).codec
 
 
 def _apply(values: dict[str, Any], override: str) -> None:

@@ -90,7 +90,7 @@ class Federation:
         self._prepared: _Plan | None = None
         workers = Workers(self.model, threaded=not self.flat.is_cuda)
         self._client_step = ClientStep(config, self.model, dataset, workers)
-        self._server_step = ServerStep(config, self.model.d)
+        self._server_step = ServerStep(config.server, config.lr, self.model.d, config.device)
         self.evaluate = Evaluator(config, dataset, workers)
         self.next_round = 0
         self._client_step.check(self.flat)

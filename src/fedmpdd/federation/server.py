@@ -3,18 +3,18 @@
 import torch
 from torch import Tensor
 
-from fedmpdd.federation.config import RunConfig
+from fedmpdd.federation.config import ServerConfig
 
 
 class ServerStep:
     """SGD (the paper's), SGD with momentum, or Adam; its state is a few vectors that a checkpoint holds."""
 
-    def __init__(self, config: RunConfig, d: int) -> None:
-        self._config = config.server
+    def __init__(self, config: ServerConfig, lr: float, d: int, device: str = "cpu") -> None:
+        self._config = config
         # It multiplies model differences too: with several local steps 1.0 is plain averaging.
-        self._lr = config.lr
-        names = {"sgd": (), "momentum": ("velocity",), "adam": ("first", "second")}[config.server.optimiser]
-        self.state: dict[str, Tensor] = {name: torch.zeros(d, device=config.device) for name in names}
+        self._lr = lr
+        names = {"sgd": (), "momentum": ("velocity",), "adam": ("first", "second")}[config.optimiser]
+        self.state: dict[str, Tensor] = {name: torch.zeros(d, device=device) for name in names}
 
     def __call__(self, flat: Tensor, gradient: Tensor, round_number: int) -> Tensor:
         """Algorithm 2, line 22: x_{k+1} = x_k − η ĝ, or its relative."""

@@ -1,0 +1,94 @@
+"""The client's side: whatever the user's train function returns becomes one frame."""
+
+import secrets
+from collections.abc import Callable
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.app.error import Error
+
+from fedmpdd.codecs import ErrorFeedback, Update
+from fedmpdd.directions import Key
+from fedmpdd.errors import FedmpddError, InputError
+from fedmpdd.flower.layout import Float32, read_flat
+from fedmpdd.flower.order import ORDER, ROUND, UPDATE, Order
+
+MEMORY = "fedmpdd.memory"  # of error feedback, in the node's own state
+REFUSED = 0x464D  # an error code of ours: the user's function was not at fault
+
+
+def fedmpdd_mod(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
+    """Turn what a train function returns, a model or a gradient, into one frame of the server's codec.
+
+    Use it where the train function is: `@app.train(mods=[fedmpdd_mod])`. Messages of other strategies pass untouched.
+    """
+    if message.metadata.message_type.split(".")[0] != MessageType.TRAIN:
+        return call_next(message, context)
+    asked = [(name, record) for name, record in message.content.config_records.items() if ORDER in record]
+    if not asked:
+        return call_next(message, context)
+    name, config = asked[0]
+    try:
+        order = Order.from_text(config[ORDER])
+        arrays_name, start = _model_of(message.content, order)
+    except FedmpddError as error:
+        return _refusal(message, error)
+    plain = ConfigRecord({key: value for key, value in config.items() if key != ORDER})
+    message.content[name] = plain
+    message.content[arrays_name] = order.layout.unflatten(start)
+    reply = call_next(message, context)
+    if reply.has_error():
+        return reply
+    try:
+        reply.content = _reply(reply.content, order, start, context)
+    except FedmpddError as error:
+        return _refusal(message, error)
+    return reply
+
+
+def _model_of(content: RecordDict, order: Order) -> tuple[str, Float32]:
+    records = list(content.array_records.items())
+    if len(records) != 1:
+        raise InputError(f"{len(records)} ArrayRecords came, expected the model alone")
+    name, arrays = records[0]
+    return name, read_flat(arrays, order.layout.d)
+
+
+def _reply(content: RecordDict, order: Order, start: Float32, context: Context) -> RecordDict:
+    """One ConfigRecord: every record of a reply would cost a request of its own."""
+    returned = list(content.array_records.values())
+    if len(returned) != 1:
+        raise InputError(
+            f"the train function returned {len(returned)} ArrayRecords; expected one, the {order.returns} it computed"
+        )
+    values = order.layout.flatten(returned[0])
+    gradient = values if order.returns == "gradient" else start - values
+    if not np.isfinite(gradient).all():
+        raise InputError(f"the {order.returns} that was computed is not finite: lower the learning rate")
+    frame = order.make_session().pack(_encode(gradient, order, context))
+    metrics = {key: value for record in content.metric_records.values() for key, value in record.items()}
+    if taken := {UPDATE, ROUND} & set(metrics):
+        raise InputError(f"the metric {sorted(taken)[0]!r} has a name that fedmpdd needs; rename it")
+    record = ConfigRecord({UPDATE: frame, ROUND: order.round, **metrics})
+    return RecordDict({ORDER: record})
+
+
+def _encode(gradient: Float32, order: Order, context: Context) -> Update:
+    codec = order.make_codec()
+    key = order.key or Key(secrets.randbits(64))
+    rows = gradient[np.newaxis]
+    protection = order.make_protection(codec)
+    if protection is not None:
+        return protection.encode(rows, [key])[0]
+    if not order.error_feedback:
+        return codec.encode(rows, [key])[0]
+    feedback = ErrorFeedback(codec)
+    if MEMORY in context.state.array_records:
+        feedback.load({0: read_flat(context.state.array_records[MEMORY], gradient.size)})
+    (update,) = feedback.encode(rows, [key], [0])
+    context.state[MEMORY] = ArrayRecord({"flat": Array(feedback.state()[0])})
+    return update
+
+
+def _refusal(message: Message, error: FedmpddError) -> Message:
+    return Message(Error(code=REFUSED, reason=f"fedmpdd: {error}"), reply_to=message)
