@@ -7,7 +7,7 @@ else on standard error.
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -370,6 +370,45 @@ def reproduce(
         return
     for _, text in documents:
         print(text)
+
+
+@app.command()
+def meter(
+    superlink: Annotated[str, typer.Option(help="Where the SuperLink is, host:port.")] = "127.0.0.1:8000",
+    ports: Annotated[
+        list[int] | None, typer.Option("--port", min=1, max=65_535, help="A port on loopback per client; repeat it.")
+    ] = None,
+    log: Annotated[Path | None, typer.Option(help="Where to write every request, as JSON lines.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Count what SuperNodes and SuperLink say to each other: point each node at a port here, stop with Ctrl-C."""
+    import asyncio
+    import signal
+
+    try:
+        from fedmpdd.flower.meter import Meter, serve
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{error}; install fedmpdd[train,flower]") from None
+    host, _, port = superlink.rpartition(":")
+    if not host or not port.isdigit() or not 1 <= int(port) <= 65_535:
+        raise ConfigError(f"--superlink {superlink!r} is not host:port, like 127.0.0.1:8000")
+    counted = Meter()
+    own = ports or [9101]
+    messages.print(f"counting between ports {', '.join(map(str, own))} and {superlink}; stop with Ctrl-C")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # in the background there is no Ctrl-C
+    with suppress(KeyboardInterrupt):
+        asyncio.run(serve(counted, own, (host, int(port))))
+    if log is not None:
+        counted.write(log)
+    summary = counted.summary()
+    if as_json:
+        _print_json(summary)
+        return
+    columns = ("replies", "up", "up_replies", "up_per_reply", "up_replies_headers", "up_polls", "down")
+    shown = table("bytes on the socket", {"port": "left"} | {name.replace("_", " "): "right" for name in columns})
+    for client, row in summary.items():
+        shown.add_row(client, *("–" if row[name] is None else f"{row[name]:,.0f}" for name in columns))
+    Console(highlight=False, markup=False).print(shown)
 
 
 @app.command("epsilon")
