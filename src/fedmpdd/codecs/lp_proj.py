@@ -5,6 +5,7 @@ Biased: what is orthogonal to the subspace is never sent, so that training only 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar, Self
 
 import numpy as np
@@ -18,6 +19,7 @@ from fedmpdd.errors import CodecError
 
 MATRIX_SEED = 0x6C702D70726F6A  # "lp-proj"
 _CHUNK_FLOATS = 1 << 20  # of the matrix at a time, or one row where that is longer
+_KEPT_FLOATS = 1 << 23  # of a matrix that stays in memory
 
 
 @dataclass(frozen=True)
@@ -88,11 +90,21 @@ class LpProj(Codec):
 def matrix_rows(size: int, d: int) -> Iterator[tuple[slice, Float32]]:
     """Yield P in chunks of rows. Row r depends on r and d alone."""
     step = max(1, _CHUNK_FLOATS // d)
+    make = _kept if size * d <= _KEPT_FLOATS else _made
     for start in range(0, size, step):
-        rows = slice(start, min(size, start + step))
-        matrix = np.empty((rows.stop - rows.start, d), dtype=np.float32)
-        for r, row in enumerate(matrix, start):
-            generator = np.random.Generator(np.random.Philox(key=np.array([MATRIX_SEED, r], dtype=np.uint64)))
-            generator.standard_normal(out=row, dtype=np.float32)
-            row /= np.float32(np.sqrt(np.square(row, dtype=np.float64).sum()))
-        yield rows, matrix
+        stop = min(size, start + step)
+        yield slice(start, stop), make(start, stop, d)
+
+
+def _made(start: int, stop: int, d: int) -> Float32:
+    matrix = np.empty((stop - start, d), dtype=np.float32)
+    for r, row in enumerate(matrix, start):
+        generator = np.random.Generator(np.random.Philox(key=np.array([MATRIX_SEED, r], dtype=np.uint64)))
+        generator.standard_normal(out=row, dtype=np.float32)
+        row /= np.float32(np.sqrt(np.square(row, dtype=np.float64).sum()))
+    matrix.flags.writeable = False
+    return matrix
+
+
+# Drawing a small matrix takes longer than multiplying by it, round after round; a large one is never whole in memory.
+_kept = lru_cache(maxsize=16)(_made)

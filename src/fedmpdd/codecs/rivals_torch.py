@@ -7,7 +7,6 @@ seeded by the key: as random as the codec's own noise, and not the same numbers.
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -144,7 +143,7 @@ def _lp_proj(codec: LpProj, gradients: Tensor, keys: list[Key]) -> Tensor:
 
 @cache
 def _lp_matrix(size: int, d: int, device: torch.device) -> Tensor:
-    rows = [torch.from_numpy(np.ascontiguousarray(part)) for _, part in matrix_rows(size, d)]
+    rows = [torch.tensor(part) for _, part in matrix_rows(size, d)]
     return torch.cat(rows).to(device)
 
 
