@@ -149,6 +149,20 @@ def test_seeds_come_from_the_operating_system(monkeypatch: pytest.MonkeyPatch) -
     assert drawn.count(64) == 8
 
 
+def test_auto_chooses_as_many_directions_as_the_error_allows(lines: list[str]) -> None:
+    result = run(FedMPDD(fraction_evaluate=0.0), 30)
+    assert any("m=24" in line for line in lines)  # π/2 · 60 / 4
+    assert any("relative error of the round's mean" in line for line in lines)
+    assert np.linalg.norm(flat_of(result.arrays) - TARGET - 0.015) < 0.3 * np.linalg.norm(TARGET)
+
+
+def test_few_directions_step_carefully_instead_of_diverging() -> None:
+    result = run(FedMPDD(codec="mpdd:m=2", fraction_evaluate=0.0), 150, steps=1.0)
+    assert np.linalg.norm(flat_of(result.arrays) - TARGET) < 0.5 * np.linalg.norm(TARGET)
+    wild = run(FedMPDD(codec="mpdd:m=2", lr=1.0, fraction_evaluate=0.0), 30, steps=1.0)
+    assert np.linalg.norm(flat_of(wild.arrays)) > 100
+
+
 # ------------------------------------------------------------------------------------- the local engine's bits
 
 

@@ -18,12 +18,13 @@ from flwr.serverapp.strategy import FedAvg, Result
 from fedmpdd.codecs import Update
 from fedmpdd.directions import Key, check_key, derive_seed, partitioned_keys
 from fedmpdd.errors import ConfigError, FedmpddError
-from fedmpdd.federation.config import ServerConfig, parse_codec
+from fedmpdd.federation.config import CodecConfig, ServerConfig, parse_codec
 from fedmpdd.federation.server import ServerStep
 from fedmpdd.flower.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from fedmpdd.flower.layout import Float32, Layout, pack_flat
 from fedmpdd.flower.order import ORDER, ROUND, UPDATE, Order, Returned
 
+_PROTECTION = ("clip", "noise_multiplier", "scale_grid")
 NO_CLIENT = 2**64 - 1  # in the place of a client's number: a seed of the whole round, as in the local engine
 
 
@@ -56,8 +57,10 @@ class FedMPDD(FedAvg):
 
     codec: as on the command line, `mpdd:m=400:bits=1:family=hadamard:keys=partitioned`. With keys "sent", the default,
         each client draws its seed from its operating system; "partitioned" and "shared" are assigned by the server.
+        "auto": one-bit hadamard with so many directions that the error of a round's mean is about the mean itself.
     returns: what train functions give back, "model" (after some local steps) or "gradient".
-    lr: the server's step size; 1.0, plain averaging, if clients return models.
+    lr: the server's step size. If clients return models and none is given: 1, plain averaging, divided by one plus the
+        relative error of the round's mean, so that a codec that saves more steps more carefully.
     server: its optimiser, as in a config of fedmpdd; SGD if not given.
     weighting: "examples", by the metric `weighted_by_key`, or "equal".
     seed: makes the seeds that the server assigns repeatable, for simulations; not if secrecy of them matters.
@@ -69,7 +72,7 @@ class FedMPDD(FedAvg):
     def __init__(
         self,
         *args: Any,
-        codec: str = "mpdd:m=400:bits=1:family=hadamard",
+        codec: str = "auto",
         returns: Returned = "model",
         lr: float | None = None,
         server: ServerConfig | None = None,
@@ -81,11 +84,7 @@ class FedMPDD(FedAvg):
         **options: Any,
     ) -> None:
         super().__init__(*args, **options)
-        self.codec = parse_codec(codec)
-        if self.codec.build().from_losses:
-            raise ConfigError(f"codec = {codec!r} sends losses; a train function returns a model or a gradient")
-        if self.codec.keys == "derived":
-            raise ConfigError('keys = "derived" is for the local engine; use "sent", "partitioned" or "shared"')
+        self.codec = None if codec == "auto" else _checked(parse_codec(codec))
         if returns not in ("model", "gradient"):
             raise ConfigError(f'returns = {returns!r}: expected "model" or "gradient"')
         if weighting not in ("examples", "equal"):
@@ -96,6 +95,7 @@ class FedMPDD(FedAvg):
             raise ConfigError(f"lr = {lr}: expected a finite number above 0")
         self.returns: Returned = returns
         self.lr = 1.0 if lr is None else lr
+        self._damped = lr is None
         self.server = server or ServerConfig()
         self.weighting = weighting
         self.max_value, self.max_ratio = max_value, max_ratio
@@ -112,7 +112,9 @@ class FedMPDD(FedAvg):
         """Log what the strategy does, FedAvg's lines first."""
         super().summary()
         log(INFO, "\t└──> Updates:")
-        log(INFO, "\t\t├── Codec: %s, keys %s", self.codec.build(), self.codec.keys)
+        log(
+            INFO, "\t\t├── Codec: %s", "auto" if self.codec is None else f"{self.codec.build()}, keys {self.codec.keys}"
+        )
         log(
             INFO,
             "\t\t└── Clients return a %s, the server steps by %s (%s)",
@@ -159,8 +161,8 @@ class FedMPDD(FedAvg):
         self._model = self._layout.flatten(arrays)
         self._step = ServerStep(self.server, self.lr, self._layout.d)
         self._usual, self._rounds_before = None, 0
-        order = Order(1, self._codec_values(), self._layout, self.returns, protection=self._protection_values())
-        order.make_session()  # what does not fit the model is refused now
+        if self.codec is not None:
+            self._order(1).make_session()  # what does not fit the model is refused now
         if self.checkpoint is not None and self.checkpoint.is_file():
             found = read_checkpoint(self.checkpoint, self._layout, tuple(self._step.state))
             self._rounds_before, self._usual = found.rounds, found.usual
@@ -181,26 +183,38 @@ class FedMPDD(FedAvg):
         flat = pack_flat(self._model)
         messages = sorted(super().configure_train(k, flat, config, grid), key=lambda one: one.metadata.dst_node_id)
         nodes = [message.metadata.dst_node_id for message in messages]
-        order = Order(
-            k,
-            self._codec_values(),
-            self._layout,
-            self.returns,
-            error_feedback=self.codec.error_feedback,
-            protection=self._protection_values(),
-        )
-        keys = self._keys(k, len(nodes))
+        if self.codec is None:
+            self.codec = _automatic(self._layout.d, max(1, len(nodes)))
+            log(INFO, "codec: %s for %s coordinates and %s nodes", self.codec.build(), self._layout.d, len(nodes))
+        order = self._order(k)
+        keys = self._keys(self.codec.keys, k, len(nodes))
         self._orders = {node: order.for_client(key) for node, key in zip(nodes, keys, strict=True)}
         for message, node in zip(messages, nodes, strict=True):
             own = ConfigRecord({**config, ORDER: self._orders[node].as_text()})
             message.content = RecordDict({self.arrayrecord_key: flat, self.configrecord_key: own})
         return messages
 
-    def _keys(self, k: int, count: int) -> Sequence[Key | None]:
+    def _order(self, k: int) -> Order:
+        codec = self.codec
+        assert codec is not None
+        assert self._layout is not None
+        values = {"name": codec.name, **(codec.model_extra or {})}
+        protection = codec.protection()
+        given = {} if protection is None else {name: getattr(protection, name) for name in _PROTECTION}
+        return Order(
+            k,
+            values,
+            self._layout,
+            self.returns,
+            error_feedback=codec.error_feedback,
+            protection={name: value for name, value in given.items() if value is not None},
+        )
+
+    def _keys(self, policy: str, k: int, count: int) -> Sequence[Key | None]:
         round_seed = derive_seed(self._seed, k - 1, NO_CLIENT)  # the local engine counts rounds from 0
-        if self.codec.keys == "partitioned":
+        if policy == "partitioned":
             return partitioned_keys(round_seed, count)
-        if self.codec.keys == "shared":
+        if policy == "shared":
             return [check_key(round_seed)] * count
         return [None] * count
 
@@ -236,6 +250,8 @@ class FedMPDD(FedAvg):
         assert self._step is not None
         before = {name: value.clone() for name, value in self._step.state.items()}
         estimate = torch.from_numpy(updates[0].codec.decode_mean(updates, weights))
+        if self._damped:
+            estimate *= self._damping(k, updates)
         stepped = self._step(torch.from_numpy(self._model), estimate, k - 1).numpy()
         if not np.isfinite(stepped).all():
             self._step.state = before
@@ -316,15 +332,32 @@ class FedMPDD(FedAvg):
         found["fedmpdd-update-bytes"] = sum(own.frame_bytes for own in contributions)
         return found
 
-    def _codec_values(self) -> dict[str, Any]:
-        return {"name": self.codec.name, **(self.codec.model_extra or {})}
+    def _damping(self, k: int, updates: list[Update]) -> float:
+        """How much of the estimated step to take: the share that is best if gradients agree."""
+        assert self.codec is not None
+        codec = updates[0].codec
+        if self.codec.error_feedback or codec.variance_is_bound or not codec.unbiased:
+            return 1.0
+        error = codec.variance(updates[0].d, len(updates), partitioned=self.codec.keys == "partitioned")
+        if error is None:
+            return 1.0
+        share = 1 / (1 + error)
+        if k == 1 + self._rounds_before:
+            log(INFO, "relative error of the round's mean %.3g: the server takes %.3g of each step", error, share)
+        return share
 
-    def _protection_values(self) -> dict[str, float]:
-        protection = self.codec.protection()
-        if protection is None:
-            return {}
-        names = ("clip", "noise_multiplier", "scale_grid")
-        return {name: value for name in names if (value := getattr(protection, name)) is not None}
+
+def _checked(codec: CodecConfig) -> CodecConfig:
+    if codec.build().from_losses:
+        raise ConfigError(f"codec {codec.name!r} sends losses; a train function returns a model or a gradient")
+    if codec.keys == "derived":
+        raise ConfigError('keys = "derived" is for the local engine; use "sent", "partitioned" or "shared"')
+    return codec
+
+
+def _automatic(d: int, clients: int) -> CodecConfig:
+    """One-bit hadamard, a relative error of about one: π/2 · d / (m · clients)."""
+    return parse_codec(f"mpdd:m={min(d, math.ceil(math.pi / 2 * d / clients))}:bits=1:family=hadamard")
 
 
 def _lower_median(values: list[float]) -> float:
