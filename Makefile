@@ -9,8 +9,12 @@ NATIVE := CMakeLists.txt $(wildcard src/fedmpdd/directions/native/*)
 demo: $(VENV)/.installed
 	$(BIN)/fedmpdd demo
 
+# Tests over real processes mostly wait: they run beside the others, and speak afterwards.
 test: lint
-	$(BIN)/python -m pytest
+	@mkdir -p build; \
+	$(BIN)/python -m pytest -m slow >build/slow.log 2>&1 & slow=$$!; \
+	$(BIN)/python -m pytest -m "not slow"; status=$$?; \
+	wait $$slow || status=$$?; cat build/slow.log; exit $$status
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -61,7 +61,7 @@ class Deployment:
     nodes: list[Node] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.port = _free_port()
+        self.port = free_port()
         self.outside = Outside()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._environment = _environment(self.folder / "home", self.mark, self.outside.address)
@@ -89,8 +89,11 @@ class Deployment:
         )
         self._wait(lambda: _listens(self.port), link, "superlink", "it does not listen")
 
-    def add_node(self, node_config: str, *, registered: bool = True) -> Node:
-        """Start a SuperNode; in a secure deployment with a key of its own, which the SuperLink is told, or not."""
+    def add_node(self, node_config: str, *, registered: bool = True, through: int | None = None) -> Node:
+        """Start a SuperNode; in a secure deployment with a key of its own, which the SuperLink is told, or not.
+
+        through: a port, other than the SuperLink's own, that leads to it.
+        """
         name = f"supernode-{len(self.nodes)}"
         tls, node_id = ["--insecure"], None
         if self.secure:
@@ -100,7 +103,7 @@ class Deployment:
                 node_id = int(json.loads(answer)["node-id"])
             tls = ["--root-certificates", str(self.folder / "ca.crt")]
             tls += ["--auth-supernode-private-key", str(self.folder / name)]
-        link = ["--superlink", f"127.0.0.1:{self.port}", "--port", str(_free_port())]
+        link = ["--superlink", f"127.0.0.1:{through or self.port}", "--port", str(free_port())]
         process = self._start(name, ["flower-supernode", *link, *tls, "--node-config", node_config])
         self.nodes.append(Node(name, process, node_id))
         return self.nodes[-1]
@@ -115,32 +118,38 @@ class Deployment:
 
     # -------------------------------------------------------------------------------------------- commands
 
-    def flwr(self, *arguments: str, timeout: float = _COMMAND_S) -> str:
-        """Return the output of a `flwr` command; it must succeed."""
+    def flwr(self, *arguments: str, timeout: float = _COMMAND_S, with_errors: bool = False) -> str:
+        """Return what a `flwr` command writes, perhaps with its standard error; it must succeed."""
         command = [str(_BIN / "flwr"), *arguments]
         process = subprocess.Popen(
             command,
             env=self._environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stderr=subprocess.STDOUT if with_errors else subprocess.PIPE,
             start_new_session=True,
             preexec_fn=_die_with_parent,
         )
-        try:
-            output, _ = process.communicate(timeout=timeout)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            output, _ = process.communicate()
-            raise DeploymentError(f"{command} took more than {timeout} s\n{_tail(output.decode())}") from None
-        if process.returncode:
-            raise DeploymentError(f"{command} gave {process.returncode}\n{_tail(output.decode())}")
+        end = time.monotonic() + timeout
+        late = False
+        while True:
+            self._reap()
+            try:
+                output, errors = process.communicate(timeout=0.5)
+                break
+            except subprocess.TimeoutExpired:
+                if not late and time.monotonic() > end:
+                    late = True
+                    os.killpg(process.pid, signal.SIGKILL)
+        if late or process.returncode:
+            problem = f"took over {timeout} s" if late else f"ended with {process.returncode}"
+            raise DeploymentError(f"{command} {problem}\n{_tail((output + (errors or b'')).decode())}")
         return output.decode()
 
     def run(self, app: Path, config: str, *, timeout: float) -> Run:
         """Submit an app, wait for its end, and return what the server logged."""
         started = time.monotonic()
-        log = self.flwr("run", str(app), _NAME, "--stream", "--run-config", config, timeout=timeout)
+        log = self.flwr("run", str(app), _NAME, "--stream", "--run-config", config, timeout=timeout, with_errors=True)
         (latest, *_) = sorted(self.runs(), key=lambda one: str(one["pending-at"]), reverse=True)
         return Run(log, str(latest["status"]), time.monotonic() - started)
 
@@ -159,15 +168,14 @@ class Deployment:
     def stop(self) -> None:
         """End all processes, politely and then not, and make sure that none is left."""
         self.outside.close()
-        for process in reversed(self._processes):  # nodes first: they would only try to reconnect
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGTERM)
-        if self._left_after(_STOP_S):
+        for number in (signal.SIGTERM, signal.SIGKILL):
             for pid in self.living():
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            if left := self._left_after(_STOP_S):
-                raise DeploymentError(f"processes {left} cannot be ended")
+                    os.kill(pid, number)
+            left = self._left_after(_STOP_S)
+            if not left:
+                return
+        raise DeploymentError(f"processes {left} cannot be ended")
 
     def living(self) -> list[int]:
         """Return all processes of this deployment, whoever started them."""
@@ -280,13 +288,19 @@ def make_certificates(folder: Path) -> None:
             .not_valid_before(now - datetime.timedelta(hours=1))
             .not_valid_after(now + datetime.timedelta(days=1))
             .add_extension(x509.BasicConstraints(is_authority, None), critical=True)
+            # Python 3.13 is strict: it wants the names of keys, and what the authority's is for.
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), critical=False)
         )
 
-    root = start(issuer, authority, is_authority=True).sign(authority, hashes.SHA256())
+    signs = dict.fromkeys(("digital_signature", "content_commitment", "key_encipherment", "data_encipherment"), False)
+    signs |= dict.fromkeys(("key_agreement", "crl_sign", "encipher_only", "decipher_only"), False)
+    usage = x509.KeyUsage(**signs, key_cert_sign=True)
+    root = start(issuer, authority, is_authority=True).add_extension(usage, critical=True)
     names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
     own = start(subject, server, is_authority=False).add_extension(x509.SubjectAlternativeName(names), critical=False)
     pem = serialization.Encoding.PEM
-    (folder / "ca.crt").write_bytes(root.public_bytes(pem))
+    (folder / "ca.crt").write_bytes(root.sign(authority, hashes.SHA256()).public_bytes(pem))
     (folder / "server.crt").write_bytes(own.sign(authority, hashes.SHA256()).public_bytes(pem))
     private = server.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     (folder / "server.key").write_bytes(private)
@@ -316,7 +330,8 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port that nobody listens on."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])

@@ -74,7 +74,9 @@ def test_the_model_learns(evidence: Evidence) -> None:
     found = re.findall(r"round (\d+): accuracy ([\d.]+) %", evidence.run.log)
     accuracies = {int(k): float(value) for k, value in found}
     assert set(accuracies) == set(range(ROUNDS + 1))
-    assert accuracies[ROUNDS] > 40  # chance is 10
+    # Guessing gives 10. Seeds come from the operating system; 40 runs gave 84.8 on average, 1.3 either way: by chance
+    # this fails never.
+    assert accuracies[ROUNDS] > 60
 
 
 def test_a_stranger_is_refused_and_takes_part_in_no_round(evidence: Evidence) -> None:

@@ -1,6 +1,19 @@
 """FedMPDD for Flower: a strategy in place of FedAvg, and a client mod that makes updates small (docs/flower.md)."""
 
+from typing import TYPE_CHECKING, Any
+
 from fedmpdd.flower.mod import fedmpdd_mod
-from fedmpdd.flower.strategy import FedMPDD
+
+if TYPE_CHECKING:
+    from fedmpdd.flower.strategy import FedMPDD
 
 __all__ = ["FedMPDD", "fedmpdd_mod"]
+
+
+def __getattr__(name: str) -> Any:
+    # The strategy needs PyTorch. A client, started anew for every message, need not wait for it.
+    if name == "FedMPDD":
+        from fedmpdd.flower.strategy import FedMPDD
+
+        return FedMPDD
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

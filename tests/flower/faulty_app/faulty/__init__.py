@@ -1,0 +1,1 @@
+"""An app whose second client does wrong."""
