@@ -9,8 +9,10 @@
     │   ├── ConfigError                    a key of a run's configuration that cannot be meant
     │   ├── DataError                      a dataset that is unknown, missing or damaged
     │   ├── RunError                       a run folder that is in the way, missing, or of another run
-    │   └── PrivacyError                   a guarantee that cannot be stated
+    │   ├── PrivacyError                   a guarantee that cannot be stated
+    │   └── OrderError                     a client cannot do what the server asks
     ├── MissingDependencyError             a package that this command needs is not installed
+    ├── ReplyError                         a client's reply does not count
     └── WireError (also a ValueError)      bytes from outside are not an update we can believe
         ├── TruncatedFrameError            shorter than the smallest frame
         ├── MagicError                     not a fedmpdd frame at all
@@ -66,8 +68,16 @@ class PrivacyError(InputError):
     """A guarantee that cannot be stated."""
 
 
+class OrderError(InputError):
+    """A client cannot do what the server asks."""
+
+
 class MissingDependencyError(FedmpddError):
     """A package that this command needs is not installed."""
+
+
+class ReplyError(FedmpddError):
+    """A client's reply does not count."""
 
 
 class WireError(FedmpddError, ValueError):

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from fedmpdd.codecs import MPDD, Codec, Private, make_codec
 from fedmpdd.directions import Key, check_key
-from fedmpdd.errors import InputError
+from fedmpdd.errors import InputError, OrderError
 from fedmpdd.flower.layout import Layout
 from fedmpdd.wire import VERSION, Session
 
@@ -14,10 +14,6 @@ ORDER = "fedmpdd"  # the key of the order in the ConfigRecord of a message, and 
 UPDATE, ROUND = "update", "round"  # keys in a reply; everything else in it is a metric
 
 Returned = Literal["model", "gradient"]
-
-
-class OrderError(InputError):
-    """A client cannot do what the server asks."""
 
 
 @dataclass(frozen=True)

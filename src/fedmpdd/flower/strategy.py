@@ -17,7 +17,7 @@ from flwr.serverapp.strategy import FedAvg, Result
 
 from fedmpdd.codecs import Update
 from fedmpdd.directions import Key, check_key, derive_seed, partitioned_keys
-from fedmpdd.errors import ConfigError, FedmpddError
+from fedmpdd.errors import ConfigError, FedmpddError, ReplyError
 from fedmpdd.federation.config import CodecConfig, ServerConfig, parse_codec
 from fedmpdd.federation.server import ServerStep
 from fedmpdd.flower.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
@@ -26,10 +26,6 @@ from fedmpdd.flower.order import ORDER, ROUND, UPDATE, Order, Returned
 
 _PROTECTION = ("clip", "noise_multiplier", "scale_grid")
 NO_CLIENT = 2**64 - 1  # in the place of a client's number: a seed of the whole round, as in the local engine
-
-
-class ReplyError(FedmpddError):
-    """A reply that does not count, and why."""
 
 
 @dataclass(frozen=True)
