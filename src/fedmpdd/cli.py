@@ -402,7 +402,7 @@ def meter(
         counted.write(log)
     summary = counted.summary()
     if as_json:
-        _print_json(summary)
+        _print_json({"clients": summary, "replies": counted.replies()})
         return
     columns = ("replies", "up", "up_replies", "up_per_reply", "up_replies_headers", "up_polls", "down")
     shown = table("bytes on the socket", {"port": "left"} | {name.replace("_", " "): "right" for name in columns})

@@ -80,6 +80,9 @@ def test_requests_are_told_apart_and_counted(tmp_path: Path) -> None:
     assert first["up_polls"] == len(poll)
     assert first["down"] == 3 * len(ANSWER)
     assert second == {**second, "replies": 0, "up": len(poll), "up_per_reply": None}
+    (reply,) = meter.replies()
+    assert (reply["reply"], reply["requests"], reply["up"], reply["body"]) == (1, 2, len(push) + len(part), 750)
+    assert reply["framing"] == reply["up"] - 750
     meter.write(tmp_path / "requests.jsonl")
     rows = [json.loads(line) for line in (tmp_path / "requests.jsonl").read_text(encoding="utf-8").splitlines()]
     assert sorted(row["name"] for row in rows) == ["pull-messages", "pull-messages", "push-messages", "push-object"]

@@ -57,6 +57,23 @@ class Meter:
             }
         return result
 
+    def replies(self) -> list[dict[str, Any]]:
+        """Every reply, client by client: one a round. Framing is what is not in the bodies of its requests."""
+        result: list[dict[str, Any]] = []
+        for client in sorted({request.client for request in self.requests}):
+            number = 0
+            for request in (request for request in self.requests if request.client == client):
+                if request.name == "push-messages":
+                    number += 1
+                    result.append({"client": client, "reply": number, "requests": 0, "up": 0, "body": 0, "framing": 0})
+                if request.name in REPLIES and number:
+                    own = result[-1]
+                    own["requests"] += 1
+                    own["up"] += request.up
+                    own["body"] += request.up_body
+                    own["framing"] += request.up - request.up_body
+        return result
+
     def write(self, path: Path) -> None:
         """Write all requests, one JSON object a line."""
         lines = (json.dumps(asdict(request)) for request in self.requests)
