@@ -405,7 +405,7 @@ def meter(
         _print_json({"clients": summary, "replies": counted.replies()})
         return
     columns = ("replies", "up", "up_replies", "up_per_reply", "up_replies_headers", "up_polls", "down")
-    shown = table("bytes on the socket", {"port": "left"} | {name.replace("_", " "): "right" for name in columns})
+    shown = table("bytes on the socket", {"port": "right"} | {name.replace("_", " "): "right" for name in columns})
     for client, row in summary.items():
         shown.add_row(client, *("–" if row[name] is None else f"{row[name]:,.0f}" for name in columns))
     Console(highlight=False, markup=False).print(shown)

@@ -258,6 +258,8 @@ BAD: dict[str, tuple[Any, str]] = {
     "huge": (lambda reply: changed(reply, update=with_scale(reply, 1e30)), "1e+30, above max_value"),
     "large": (lambda reply: changed(reply, update=with_scale(reply, 1e5)), "times larger than usual"),
     "no bytes": (lambda reply: changed(reply, update="text"), "is str, expected bytes"),
+    "too many examples": (lambda reply: changed(reply, **{"num-examples": 10**300}), "expected a number above 0"),
+    "many examples": (lambda reply: changed(reply, **{"num-examples": 10**9}), "times more examples than usual"),
     "no examples": (lambda reply: changed(reply, **{"num-examples": 0}), "expected a number above 0"),
     "no mod": (lambda reply: _without_mod(reply), "does its app use fedmpdd_mod?"),
 }
@@ -283,6 +285,20 @@ def test_a_bad_update_is_dropped_and_told(kind: str, lines: list[str]) -> None:
     assert result.train_metrics_clientapp[1]["fedmpdd-contributors"] == 3
     assert result.train_metrics_clientapp[1]["fedmpdd-dropped"] == 1
     assert np.abs(flat_of(result.arrays)).max() < 20
+
+
+def test_metrics_that_do_not_fit_cost_no_round(lines: list[str]) -> None:
+    def between(node: int, message: Message, reply: Message) -> list[Message]:
+        if message.metadata.message_type == "train":
+            return changed(reply, loss="abc") if node == 1 else [reply]
+        if node == 1:
+            reply.content = RecordDict({"metrics": MetricRecord({"num-examples": 1, "other": 1.0})})
+        return [reply]
+
+    result = run(FedMPDD(codec="fedsgd"), 2, between=between)
+    assert result.train_metrics_clientapp[2]["fedmpdd-contributors"] == 4
+    assert result.evaluate_metrics_clientapp == {}
+    assert sum("metrics could not be aggregated" in line for line in lines) == 4
 
 
 def test_who_answers_twice_counts_once(lines: list[str]) -> None:

@@ -25,6 +25,7 @@ from fedmpdd.flower.layout import Float32, Layout, pack_flat
 from fedmpdd.flower.order import ORDER, ROUND, UPDATE, Order, Returned
 
 _PROTECTION = ("clip", "noise_multiplier", "scale_grid")
+MOST_EXAMPLES = 2**53  # that a client may claim: beyond it sums of claims lose their last digits
 NO_CLIENT = 2**64 - 1  # in the place of a client's number: a seed of the whole round, as in the local engine
 
 
@@ -62,7 +63,7 @@ class FedMPDD(FedAvg):
     seed: makes the seeds that the server assigns repeatable, for simulations; not if secrecy of them matters.
     checkpoint: a file that holds the model after every round, and from which a new start goes on.
     max_value, max_ratio: an update is dropped if a number in it is larger than the one, or if it is so many times
-        larger than the median update of any round so far.
+        larger than the median update of any round so far, or claims so many times more examples.
     """
 
     def __init__(
@@ -220,6 +221,14 @@ class FedMPDD(FedAvg):
         """See FedAvg; the model goes as it is, so that evaluate functions need no mod."""
         return super().configure_evaluate(server_round + self._rounds_before, arrays, config, grid)
 
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """See FedAvg; clients whose metrics do not fit together cost the metrics of the round, not the run."""
+        try:
+            return super().aggregate_evaluate(server_round, replies)
+        except Exception as error:  # Flower's checks, or a user's function, on clients' numbers
+            log(WARNING, "evaluate metrics could not be aggregated: %s", error)
+            return None
+
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
@@ -273,11 +282,14 @@ class FedMPDD(FedAvg):
             except FedmpddError as error:
                 _log_drop(k, node, str(error))
         kept = []
+        weight = _lower_median([own.weight for own in read.values()])
         # Gradients shrink while a model learns, on some clients sooner: what was usual once is never too large.
         usual = _lower_median([own.magnitude for own in read.values()]) if self._usual is None else self._usual
         for node in sorted(read):
             if usual > 0 and read[node].magnitude > self.max_ratio * usual:
                 _log_drop(k, node, f"it is {read[node].magnitude / usual:.3g} times larger than usual")
+            elif self.weighting == "examples" and read[node].weight > self.max_ratio * weight:
+                _log_drop(k, node, f"it claims {read[node].weight / weight:.3g} times more examples than usual")
             else:
                 kept.append(read[node])
         if kept:
@@ -308,21 +320,22 @@ class FedMPDD(FedAvg):
         weight = metrics.get(self.weighted_by_key)
         if self.weighting == "equal" and weight is None:
             return 1.0
-        if not isinstance(weight, int | float) or not 0 < weight < math.inf:
+        if not isinstance(weight, int | float) or not 0 < weight <= MOST_EXAMPLES:
             raise ReplyError(f"its metric {self.weighted_by_key!r} is {weight!r}, expected a number above 0")
         return float(weight)
 
     def _metrics(self, contributions: list[Contribution], dropped: int) -> MetricRecord:
-        shared = set.intersection(*(set(own.metrics) for own in contributions))
-        records = [
-            RecordDict({"metrics": MetricRecord({name: own.metrics[name] for name in sorted(shared)})})
-            for own in contributions
-        ]
+        shared = sorted(set.intersection(*(set(own.metrics) for own in contributions)))
+        found = MetricRecord()
         try:
-            found = self.train_metrics_aggr_fn(records, self.weighted_by_key) if shared else MetricRecord()
+            records = [
+                RecordDict({"metrics": MetricRecord({name: own.metrics[name] for name in shared})})
+                for own in contributions
+            ]
+            if shared:
+                found = self.train_metrics_aggr_fn(records, self.weighted_by_key)
         except Exception as error:  # a user's function, on clients' numbers: no reason to lose the round
             log(WARNING, "metrics could not be aggregated: %s", error)
-            found = MetricRecord()
         found["fedmpdd-contributors"] = len(contributions)
         found["fedmpdd-dropped"] = dropped
         found["fedmpdd-update-bytes"] = sum(own.frame_bytes for own in contributions)
