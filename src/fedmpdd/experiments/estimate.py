@@ -85,7 +85,8 @@ def _seconds_per_round(config: RunConfig, dataset: Dataset) -> float:
     for number in range(1 + ROUNDS):
         start = time.perf_counter()
         metrics = federation.run_round()
-        federation.evaluate(federation.flat) if metrics.accuracy is None else None
+        if metrics.accuracy is None:
+            federation.evaluate(federation.flat)
         times.append(metrics.gradient_s + metrics.encode_s + metrics.decode_s)
         evaluations.append(time.perf_counter() - start - times[-1])
         if number == 0:

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedmpdd.data import load
 from fedmpdd.errors import ConfigError, InputError
-from fedmpdd.federation.config import RunConfig, apply_overrides, parse_config
+from fedmpdd.federation.config import RunConfig, apply_overrides, codec_overrides, parse_config
 from fedmpdd.federation.engine import RoundMetrics, federation_of
 
 
@@ -34,10 +34,9 @@ class Comparison:
 
 def codec_config(config: RunConfig, text: str) -> RunConfig:
     """Return the config with the codec that a text like `mpdd:m=400:bits=1` or `fedsgd` describes."""
-    name, *parameters = text.strip().split(":")
     values = config.model_dump(mode="json")
     values["codec"] = {key: values["codec"][key] for key in ("keys", "error_feedback")}
-    return parse_config(apply_overrides(values, [f"codec.name={name}", *(f"codec.{p}" for p in parameters)]))
+    return parse_config(apply_overrides(values, codec_overrides(text)))
 
 
 def compare(

@@ -232,8 +232,13 @@ def parse_config(values: dict[str, Any]) -> RunConfig:
 
 def parse_codec(text: str) -> CodecConfig:
     """Return the codec that a text like `mpdd:m=400:bits=1:keys=partitioned` describes."""
+    return parse_config(apply_overrides({}, codec_overrides(text))).codec
+
+
+def codec_overrides(text: str) -> list[str]:
+    """Return the changes to a config that such a text stands for."""
     name, *parameters = text.strip().split(":")
-    return parse_config(apply_overrides({}, [f"codec.name={name}", *(f"codec.{p}" for p in parameters)])).codec
+    return [f"codec.name={name}", *(f"codec.{parameter}" for parameter in parameters)]
 
 
 def _apply(values: dict[str, Any], override: str) -> None:

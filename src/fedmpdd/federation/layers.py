@@ -129,13 +129,15 @@ _compiled: dict[tuple[str, ...], Block] = {}
 
 
 def _block(is_image: bool, modules: list[nn.Module]) -> Block:
-    # The largest of rectified values is the largest value, rectified: four times less to rectify.
-    first = list(map(type, modules[:2]))
-    swapped = modules[1::-1] + modules[2:] if first == [nn.ReLU, nn.MaxPool2d] else modules
-    early, late = (swapped[:1], swapped[1:]) if swapped is not modules else ([], modules)
+    early: list[nn.Module] = []
+    late = modules
+    if list(map(type, modules[:2])) == [nn.ReLU, nn.MaxPool2d]:
+        # The largest of rectified values is the largest value, rectified, and the bias of a pool is one number: pooled
+        # first, there is four times less to do.
+        early, late = [modules[1]], [modules[0], *modules[2:]]
 
     def block(x: Tensor, bias: Tensor | None) -> Tensor:
-        for module in early:  # a bias is the same for all of a pool, too
+        for module in early:
             x = module(x)
         if bias is not None:
             x = x + (bias.view(-1, 1, 1) if is_image else bias)

@@ -38,7 +38,7 @@ def read_checkpoint(path: Path, layout: Layout, server: tuple[str, ...]) -> Chec
     try:
         with safe_open(path, framework="numpy") as file:
             notes = file.metadata() or {}
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except (SafetensorError, OSError) as error:
         raise RunError(f"{path} cannot be read: {error}; delete it to start anew") from None
     expected = {_MODEL, *(_SERVER + name for name in server)}

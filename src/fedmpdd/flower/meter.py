@@ -95,7 +95,8 @@ class _Watcher:
         if self._plain is None:
             self._plain = data[0] != TLS
         if not self._plain:
-            self._begin("tls") if self._current is None else None
+            if self._current is None:
+                self._begin("tls")
             self._now().up += len(data)
             return
         if self._parser is None:

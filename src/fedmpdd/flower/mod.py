@@ -4,13 +4,13 @@ import secrets
 from collections.abc import Callable
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.app.error import Error
 
 from fedmpdd.codecs import ErrorFeedback, Update
 from fedmpdd.directions import Key
 from fedmpdd.errors import FedmpddError, InputError
-from fedmpdd.flower.layout import Float32, read_flat
+from fedmpdd.flower.layout import Float32, pack_flat, read_flat
 from fedmpdd.flower.order import ORDER, ROUND, UPDATE, Order
 
 MEMORY = "fedmpdd.memory"  # of error feedback, in the node's own state
@@ -86,7 +86,7 @@ def _encode(gradient: Float32, order: Order, context: Context) -> Update:
     if MEMORY in context.state.array_records:
         feedback.load({0: read_flat(context.state.array_records[MEMORY], gradient.size)})
     (update,) = feedback.encode(rows, [key], [0])
-    context.state[MEMORY] = ArrayRecord({"flat": Array(feedback.state()[0])})
+    context.state[MEMORY] = pack_flat(feedback.state()[0])
     return update
 
 
