@@ -12,7 +12,13 @@ from pathlib import Path
 
 import torch
 
-TESTS = ("directions/test_cuda.py", "codecs/test_mpdd_cuda.py", "codecs/test_pieces_cuda.py", "federation/test_cuda.py")
+TESTS = (
+    "directions/test_cuda.py",
+    "codecs/test_mpdd_cuda.py",
+    "codecs/test_pieces_cuda.py",
+    "federation/test_cuda.py",
+    "federation/test_replay.py",
+)
 
 
 def output_of(*command: str) -> str:

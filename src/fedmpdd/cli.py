@@ -132,6 +132,32 @@ def run(
     print(f"model sha256 {summary['model_sha256']}")
 
 
+@app.command()
+def replay(
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder with a journal.")],
+    until: Annotated[int | None, typer.Option(min=0, help="The model after so many rounds; default: all.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or auto; the model is the same.")] = "cpu",
+    model: Annotated[Path | None, typer.Option(help="Also write the model to this .safetensors file.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Rebuild a model from its journal, bit for bit; exit status 1 if it is not the one that was trained."""
+    _training()
+    from fedmpdd.federation import replay as journal
+
+    with share_display(f"replay of {run_folder}") as show:
+        found = journal.replay(run_folder, until=until, device=device, on_progress=show)
+    if model is not None:
+        journal.write_model(model, found)
+    document = found.as_dict()
+    if as_json:
+        _print_json(document)
+    else:
+        verdict = "as trained" if found.matches else f"other than trained, from round {found.first_difference} on"
+        print(f"{found.rounds} rounds, model sha256 {document['sha256']}: {verdict}")
+    if not found.matches:
+        raise typer.Exit(1)
+
+
 @contextmanager
 def _said_how_to_go_on(text: str) -> Iterator[None]:
     try:
@@ -330,6 +356,7 @@ def reproduce(
     from fedmpdd.experiments.latency import latency_text, reproduce_latency
     from fedmpdd.experiments.reproduce import choose_methods
     from fedmpdd.experiments.reproduce import reproduce as run_table
+    from fedmpdd.experiments.studies import reproduce_study, study_text
     from fedmpdd.experiments.table_text import markdown
     from fedmpdd.experiments.trainings import Place
 
@@ -365,6 +392,9 @@ def reproduce(
         for name in wanted.figures:
             document = reproduce_figure(name, place, on_round=on_round, on_attack=on_attack(name))
             documents.append((document, figure_text(document)))
+        for name in wanted.studies:
+            document = reproduce_study(name, place, seeds=seeds, jobs=jobs, on_round=on_round)
+            documents.append((document, study_text(document)))
     if as_json:
         _print_json(documents[0][0] if len(documents) == 1 else {"results": [document for document, _ in documents]})
         return

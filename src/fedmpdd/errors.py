@@ -9,6 +9,7 @@
     │   ├── ConfigError                    a key of a run's configuration that cannot be meant
     │   ├── DataError                      a dataset that is unknown, missing or damaged
     │   ├── RunError                       a run folder that is in the way, missing, or of another run
+    │   │   └── JournalError               a journal that is missing, damaged, or of another run
     │   ├── PrivacyError                   a guarantee that cannot be stated
     │   └── OrderError                     a client cannot do what the server asks
     ├── MissingDependencyError             a package that this command needs is not installed
@@ -62,6 +63,10 @@ class DataError(InputError):
 
 class RunError(InputError):
     """A run folder that is in the way, missing, or of another run."""
+
+
+class JournalError(RunError):
+    """A journal that is missing, damaged, or of another run."""
 
 
 class PrivacyError(InputError):

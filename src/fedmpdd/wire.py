@@ -64,7 +64,8 @@ def _header(codec: Codec, d: int, key: Key) -> bytes:
     return _HEADER.pack(MAGIC, VERSION, codec.code, first, second, d, size, key.slot, key.seed)
 
 
-def _payload(update: Update) -> bytes:
+def payload_of(update: Update) -> bytes:
+    """Return scale and scalars of an update as they stand in every frame."""
     sections = update.codec.sections(update.d)
     return b"".join(
         array.astype(section.dtype, copy=False).tobytes()
@@ -79,7 +80,8 @@ def _checksum(*parts: bytes | memoryview) -> int:
     return value
 
 
-def _read_arrays(payload: memoryview, sections: tuple[Section, ...]) -> Arrays:
+def read_arrays(payload: memoryview, sections: tuple[Section, ...]) -> Arrays:
+    """Read the arrays of an update; their lengths were checked, their content was not."""
     arrays = []
     offset = 0
     for section in sections:
@@ -127,7 +129,7 @@ def pack(update: Update) -> bytes:
     """Return the self-contained frame of an update: whoever reads it needs to know nothing else."""
     if not update.codec.self_contained:
         raise CodecError(f"{update.codec.name} does not fit a self-contained frame; use a Session on both sides")
-    body = _header(update.codec, update.d, update.key) + _payload(update)
+    body = _header(update.codec, update.d, update.key) + payload_of(update)
     return body + _CHECKSUM.pack(_checksum(body))
 
 
@@ -175,7 +177,7 @@ def _unpack(frame: bytes | bytearray | memoryview, limits: Limits) -> Update:
     _check_length(len(view), _SMALLEST_FRAME, sections)
     (found,) = _CHECKSUM.unpack_from(view, len(view) - _CHECKSUM.size)
     _check_sum(found, _checksum(view[: -_CHECKSUM.size]))
-    arrays = _read_arrays(view[_HEADER.size : -_CHECKSUM.size], sections)
+    arrays = read_arrays(view[_HEADER.size : -_CHECKSUM.size], sections)
     key = Key(seed, slot)
     if not codec.needs_key and key != NO_KEY:
         raise ContentError(f"{codec} needs no key, but the frame carries {key}; expected zeros: drop this update")
@@ -224,7 +226,7 @@ class Session:
                 f"the update has slot {update.key.slot}, but frames that carry a seed carry no slot; "
                 "partitioned rounds assign keys: Session(…, sends_seed=False)"
             )
-        payload = _payload(update)
+        payload = payload_of(update)
         checksum = _checksum(_header(self.codec, self.d, update.key), payload)
         seed = _SEED.pack(update.key.seed) if self.sends_seed else b""
         return _COMPACT_HEAD.pack(COMPACT_MARK, self._tag) + seed + payload + _CHECKSUM.pack(checksum)
@@ -269,6 +271,6 @@ class Session:
         payload = view[start : -_CHECKSUM.size]
         (found,) = _CHECKSUM.unpack_from(view, len(view) - _CHECKSUM.size)
         _check_sum(found, _checksum(_header(self.codec, self.d, key), payload))
-        arrays = _read_arrays(payload, self._sections)
+        arrays = read_arrays(payload, self._sections)
         self.codec.check_content(arrays, self.d)
         return Update(self.codec, self.d, key, arrays)

@@ -13,7 +13,8 @@ from scipy import stats
 
 from fedmpdd import MPDD, Key, Session
 from fedmpdd.codecs import FedSGD, NoiseSource, Private
-from fedmpdd.codecs.private import SystemNoise, _sphere_factor
+from fedmpdd.codecs._arithmetic import sphere_factor
+from fedmpdd.codecs.private import SystemNoise
 from fedmpdd.errors import CodecError, GradientError, KeyRangeError
 from tests.conftest import gaussian
 
@@ -171,9 +172,9 @@ def test_noise_costs_the_same_whatever_m() -> None:
 
 
 def test_the_factor_of_the_scale_goes_from_one_to_that_of_normal_scalars() -> None:
-    assert _sphere_factor(1) == pytest.approx(1)
-    assert _sphere_factor(2) == pytest.approx(math.pi / (2 * math.sqrt(2)))  # E|cos| = 2/π
-    assert _sphere_factor(10**6) == pytest.approx(math.sqrt(math.pi / 2), rel=1e-6)
+    assert sphere_factor(1) == pytest.approx(1)
+    assert sphere_factor(2) == pytest.approx(math.pi / (2 * math.sqrt(2)))  # E|cos| = 2/π
+    assert sphere_factor(10**6) == pytest.approx(math.sqrt(math.pi / 2), rel=1e-6)
 
 
 # ---------------------------------------------------------------------------------------------- coarse scale

@@ -6,7 +6,11 @@ from fedmpdd.experiments.catalogue import all_names, choose, described
 
 def test_all_is_every_table_and_figure() -> None:
     wanted = choose(["all"])
-    assert len(wanted.tables) + wanted.latency + len(wanted.figures) == len(all_names()) == len(described())
+    assert (
+        len(wanted.tables) + wanted.latency + len(wanted.figures) + len(wanted.studies)
+        == len(all_names())
+        == len(described())
+    )
     assert len(wanted.tables) >= 12
 
 

@@ -15,6 +15,7 @@ from fedmpdd.codecs.qsgd import QSGD
 from fedmpdd.codecs.randk import RandK
 from fedmpdd.codecs.registry import CODECS, make_codec
 from fedmpdd.codecs.sa_fedlora import SAFedLora
+from fedmpdd.codecs.shared_mean import shared_mean, update_of_scalars
 from fedmpdd.codecs.signsgd import SignSGD
 from fedmpdd.codecs.topk import TopK
 
@@ -44,4 +45,6 @@ __all__ = [
     "decode_pieces",
     "encode_pieces",
     "make_codec",
+    "shared_mean",
+    "update_of_scalars",
 ]

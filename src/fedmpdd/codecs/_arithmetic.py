@@ -1,5 +1,6 @@
 """Sums and roundings that several codecs share."""
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -50,3 +51,8 @@ def repeated_share(size: int, m: int, n: int) -> float:
     full, rest = divmod(n * m, size)
     same = rest * (full + 1) * full + (size - rest) * full * (full - 1)
     return same / (n * (n - 1) * m * m)
+
+
+def sphere_factor(m: int) -> float:
+    """1 / (√m·E|θ_1|) for θ uniform on the unit sphere of R^m: from 1 at m = 1 to √(π/2)."""
+    return math.sqrt(math.pi / m) * math.exp(math.lgamma((m + 1) / 2) - math.lgamma(m / 2))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmpdd.codecs._arithmetic import sphere_factor
 from fedmpdd.codecs.base import Float32, Update
 from fedmpdd.codecs.mpdd import MPDD
 from fedmpdd.directions import Key, family_named
@@ -140,7 +141,7 @@ class Private:
         scales = None
         if self.codec.bits == 1:
             # Unbiased where scalars are normal: E[‖s‖·|s_1|] = E‖s‖²·E|θ_1|, θ uniform on the sphere.
-            scales = _sphere_factor(self.codec.m) * np.sqrt((noisy * noisy).mean(axis=1))
+            scales = sphere_factor(self.codec.m) * np.sqrt((noisy * noisy).mean(axis=1))
             if self.scale_grid is not None:
                 scales = np.array([self._coarse(scale, source) for scale, source in zip(scales, sources, strict=True)])
         arrays = self.codec.arrays_of(noisy.astype(np.float32), scales, keys)
@@ -179,18 +180,13 @@ class Private:
         second = self.codec.scalar_second_moment()
         if self.clip is not None:
             if self.codec.bits == 1:
-                second = _sphere_factor(m) ** 2
+                second = sphere_factor(m) ** 2
             second *= 1 + (self.noise_deviation / norm) ** 2
         square = d / m * second + (1 - 1 / m) * family_named(self.codec.family).overlap(d)  # E‖ĝ‖² / ‖g‖²
         if self.scale_grid is not None:
             # (above − x)(x − below) / x² is largest at the harmonic mean of the two.
             square *= 1 + (self.scale_grid - 1) ** 2 / (4 * self.scale_grid)
         return (square - 1) / n
-
-
-def _sphere_factor(m: int) -> float:
-    """1 / (√m·E|θ_1|) for θ uniform on the unit sphere of R^m: from 1 at m = 1 to √(π/2)."""
-    return math.sqrt(math.pi / m) * math.exp(math.lgamma((m + 1) / 2) - math.lgamma(m / 2))
 
 
 def _is_number(value: object) -> bool:

@@ -1,4 +1,4 @@
-"""Everything of the paper that can be reproduced, by name."""
+"""Everything that can be reproduced, by name: of the paper, and what was measured beyond it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from fedmpdd.errors import InputError
 from fedmpdd.experiments import latency
 from fedmpdd.experiments.figures import figure_names, load_figure
+from fedmpdd.experiments.studies import load_study, study_names
 from fedmpdd.experiments.tables import Table, load_table, table_names
 
 
@@ -16,11 +17,12 @@ class Wanted:
     tables: list[Table]
     latency: bool
     figures: list[str]
+    studies: list[str]
 
 
 def all_names() -> list[str]:
     """Return every name there is."""
-    return [*table_names(), latency.NAME, *figure_names()]
+    return [*table_names(), latency.NAME, *figure_names(), *study_names()]
 
 
 def choose(names: Sequence[str]) -> Wanted:
@@ -32,6 +34,7 @@ def choose(names: Sequence[str]) -> Wanted:
         [load_table(name) for name in wanted if name in table_names()],
         latency.NAME in wanted,
         [name for name in wanted if name in figure_names()],
+        [name for name in wanted if name in study_names()],
     )
 
 
@@ -48,4 +51,7 @@ def described() -> list[str]:
         audit, stages = load_figure(name)
         when = f" after {len(stages)} stages of training" if stages else ""
         lines.append(f"{name}: {', '.join(audit.audit.attacks)} on {audit.config.model}, {audit.config.dataset}{when}")
+    for name in study_names():
+        study = load_study(name)
+        lines.append(f"{name}: {study.title}, {len(study.variants)} rows")
     return lines

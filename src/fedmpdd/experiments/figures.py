@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from fedmpdd.errors import InputError
-from fedmpdd.experiments.trainings import OnRound, Place
+from fedmpdd.experiments.trainings import OnRound, Place, open_run
 from fedmpdd.federation.config import parse_config
 from fedmpdd.federation.engine import RoundMetrics
-from fedmpdd.federation.runs import METRICS, Run, write_json, write_text
+from fedmpdd.federation.runs import Run, write_json, write_text
 from fedmpdd.privacy.audit import run_audit
 from fedmpdd.privacy.config import Audit, AuditConfig
 
@@ -73,11 +73,7 @@ def reproduce_figure(
 
 def _train_until(stage: int, audit: Audit, folder: Path, name: str, place: Place, on_round: OnRound | None) -> None:
     """Train up to a round. It is attacked before the training goes on, so that its checkpoint is that of the stage."""
-    if (folder / METRICS).is_file():
-        run = Run.resume(folder, place.data_dir)
-    else:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        run = Run.create(folder, audit.config.model_copy(update={"device": place.device}), place.data_dir)
+    run = open_run(folder, audit.config, place)
 
     def show(metrics: RoundMetrics, _: Run) -> None:
         if on_round is not None:

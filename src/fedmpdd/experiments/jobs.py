@@ -9,7 +9,7 @@ from multiprocessing import get_context
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Event
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 from fedmpdd.directions import THREADS_VARIABLE, backend
 from fedmpdd.experiments.reading import Reading
@@ -17,6 +17,7 @@ from fedmpdd.experiments.tables import SEEDS, Method, Table
 from fedmpdd.experiments.trainings import OnRound, Place, Training, choose_lr, train
 
 SHOW_EVERY_S = 0.5
+R = TypeVar("R")
 
 
 def run_trainings(
@@ -26,26 +27,37 @@ def run_trainings(
 
     A method's first seed chooses its step size; its other seeds follow as soon as that is known.
     """
-    with _executor(jobs, on_round) as (executor, options):
-        first = {executor.submit(choose_lr, table, method, place, **options): i for i, method in enumerate(methods)}
-        others: dict[Future[Reading], tuple[int, int]] = {}
-        readings: list[dict[int, Reading]] = [{} for _ in methods]
-        waiting: set[Future[Reading]] = set(first)
-        while waiting:
-            done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-            for future in done:
-                reading = future.result()
-                if future not in first:
-                    i, seed = others[future]
-                    readings[i][seed] = reading
-                    continue
-                i = first[future]
-                readings[i][SEEDS[0]] = reading
-                for seed in SEEDS[1:seeds]:
-                    later = executor.submit(train, Training(table, methods[i], seed, reading.lr), place, **options)
-                    others[later] = (i, seed)
-                    waiting.add(later)
-    return [[own[seed] for seed in SEEDS[:seeds]] for own in readings]
+    with executor(jobs, on_round) as (pool, options):
+
+        def first(i: int) -> Future[Reading]:
+            return pool.submit(choose_lr, table, methods[i], place, **options)
+
+        def later(i: int, seed: int, chosen: Reading) -> Future[Reading]:
+            return pool.submit(train, Training(table, methods[i], seed, chosen.lr), place, **options)
+
+        return first_seed_then_others(len(methods), SEEDS[:seeds], first, later)
+
+
+def first_seed_then_others(
+    count: int,
+    seeds: Sequence[int],
+    first: Callable[[int], "Future[R]"],
+    later: Callable[[int, int, R], "Future[R]"],
+) -> list[list[R]]:
+    """Wait for the first seed of each of `count` things, and have the others follow with what it chose."""
+    begun = {first(i): (i, seeds[0]) for i in range(count)}
+    results: list[dict[int, R]] = [{} for _ in range(count)]
+    waiting: set[Future[R]] = set(begun)
+    while waiting:
+        done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+        for future in done:
+            i, seed = begun[future]
+            results[i][seed] = future.result()
+            if seed == seeds[0]:
+                following = {later(i, other, results[i][seed]): (i, other) for other in seeds[1:]}
+                begun.update(following)
+                waiting |= set(following)
+    return [[own[seed] for seed in seeds] for own in results]
 
 
 class _Here(Executor):
@@ -57,7 +69,8 @@ class _Here(Executor):
         return future
 
 
-def _executor(jobs: int, on_round: OnRound | None) -> AbstractContextManager[tuple[Executor, dict[str, Any]]]:
+def executor(jobs: int, on_round: OnRound | None) -> AbstractContextManager[tuple[Executor, dict[str, Any]]]:
+    """Something to submit trainings to, and the options that they need there."""
     if jobs == 1:
         return nullcontext((_Here(), {"on_round": on_round}))
     return _Processes(jobs, on_round)

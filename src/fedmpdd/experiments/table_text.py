@@ -28,7 +28,7 @@ def markdown(results: dict[str, Any]) -> str:
         "scalars of all clients. Accuracy at the budget: when it is spent, or when FedMPDD has spent it. n/k: so many "
         "of k seeds got there.",
         "",
-        f"| method | lr | accuracy at {_bytes(results['budget'])} | bytes to {target} | rounds to {target} "
+        f"| method | lr | accuracy at {short_bytes(results['budget'])} | bytes to {target} | rounds to {target} "
         f"| bytes to {harder} | against FedSGD, FedMPDD at {target} | at {harder} |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
@@ -50,7 +50,7 @@ def markdown(results: dict[str, Any]) -> str:
             accuracy += f" ({paper['acc_at_budget']:.1f} %)"
         used = _mean_bytes(ours["bytes_to_target"])
         if paper.get("used_bytes") is not None:
-            used += f" ({_bytes(paper['used_bytes'])})"
+            used += f" ({short_bytes(paper['used_bytes'])})"
         rounds = _number(ours["rounds_to_target"])
         if paper.get("rounds_to_target") is not None:
             rounds += f" ({paper['rounds_to_target']})"
@@ -152,10 +152,11 @@ def _mean_bytes(value: dict[str, Any]) -> str:
         return "–"
     share = "" if value["reached"] == value["runs"] else f", {value['reached']}/{value['runs']}"
     spread = "" if value["sd"] is None else f" ± {value['sd'] / value['mean']:.0%}"
-    return _bytes(value["mean"]) + spread + share
+    return short_bytes(value["mean"]) + spread + share
 
 
-def _bytes(count: float) -> str:
+def short_bytes(count: float) -> str:
+    """A number of bytes with three digits that count."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= size:
             return f"{count / size:.3g} {unit}"

@@ -92,14 +92,10 @@ def train(
     if training.is_done(place.out):
         return training.read(place.out)
     on_target = on_harder = False
-    if (folder / METRICS).is_file():
-        run = Run.resume(folder, place.data_dir)
+    run = open_run(folder, training.config, place)
+    if run.federation.next_round > 0:
         so_far = training.read(place.out)
         on_target, on_harder = so_far.rounds_to_target is not None, so_far.rounds_to_harder is not None
-    else:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        config = training.config.model_copy(update={"device": place.device})
-        run = Run.create(folder, config, place.data_dir)
 
     why: str | None = None  # it ended, if it did
 
@@ -126,6 +122,14 @@ def train(
         raise StoppedError(training.name)
     write_text(folder / DONE, why or "")
     return training.read(place.out)
+
+
+def open_run(folder: Path, config: RunConfig, place: Place) -> Run:
+    """Go on with a run folder, or make it."""
+    if (folder / METRICS).is_file():
+        return Run.resume(folder, place.data_dir)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    return Run.create(folder, config.model_copy(update={"device": place.device}), place.data_dir)
 
 
 def choose_lr(

@@ -122,6 +122,9 @@ class RunConfig(BaseModel):
     seed: int = Field(default=17, ge=0, lt=2**63)
     weighting: Literal["equal", "examples"] = "equal"
     dropout: float = Field(default=0.0, ge=0, lt=1)
+    downlink: Literal["model", "replay"] = "model"
+    downlink_bits: Literal[32, 16, 8, 4, 1] | None = None
+    journal: bool | None = None
     gradients: Literal["auto", "vmap", "loop", "layers"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     tf32: bool = False
@@ -151,7 +154,24 @@ class RunConfig(BaseModel):
             raise ValueError(f"{self.codec.name} sends differences of losses at one model; local_steps must be 1")
         if self.local_lr is not None and self.local_steps == 1:
             raise ValueError("local_lr is for local_steps above 1; with one step clients send gradients")
+        if self.downlink == "replay" and self.journal is False:
+            raise ValueError('downlink = "replay" sends what the journal holds; leave journal = false out')
+        if self.journaled and self.codec.error_feedback:
+            raise ValueError(
+                "codec.error_feedback with a journal: the memories of clients are not in it, so that a round could "
+                'not be gone on from; leave out one of them (journal, or downlink = "replay")'
+            )
+        if self.downlink_bits is not None and (self.codec.keys != "shared" or self.codec.name != "mpdd"):
+            raise ValueError(
+                f"downlink_bits = {self.downlink_bits} rounds the mean of scalars along the same directions; it needs "
+                'the codec mpdd with keys = "shared"'
+            )
         return self
+
+    @property
+    def journaled(self) -> bool:
+        """Whether the run keeps a journal: as it says, or else where clients are sent what is in it."""
+        return self.downlink == "replay" if self.journal is None else self.journal
 
     @property
     def per_round(self) -> int:

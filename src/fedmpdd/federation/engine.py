@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmpdd import models
+from fedmpdd.bundle import Bundle, unpack_bundle
 from fedmpdd.codecs import Codec, DeComFL
 from fedmpdd.data import Dataset, Partition, load, make_partition
 from fedmpdd.directions import Key, backend
@@ -20,7 +21,10 @@ from fedmpdd.federation import sampling
 from fedmpdd.federation.clients import ClientStep, Evaluator
 from fedmpdd.federation.config import RunConfig
 from fedmpdd.federation.devices import reproducible_arithmetic, resolve_device
+from fedmpdd.federation.downlink import Downlink, ModelDownlink, ReplayDownlink
 from fedmpdd.federation.exchange import FrameExchange, Sent, make_exchange, make_feedback
+from fedmpdd.federation.journal import Header
+from fedmpdd.federation.replay import bundle_codec, model_sha256
 from fedmpdd.federation.server import ServerStep
 from fedmpdd.federation.workers import Workers
 from fedmpdd.wire import Session
@@ -52,7 +56,7 @@ class _Plan(NamedTuple):
     """Who takes part in a round, with which keys, on which examples."""
 
     round: int
-    selected: int  # clients that the model was sent to
+    selected: NDArray[np.int64]  # clients that the model was sent to
     present: NDArray[np.int64]  # those that answer
     keys: list[Key]
     batches: NDArray[np.int64]  # [clients, local steps, batch]
@@ -86,11 +90,30 @@ class Federation:
             except CodecError as error:
                 raise ConfigError(f"codec.error_feedback: {error}") from None
         self._protection = config.codec.protection()
-        self._exchange = make_exchange(self.codec, self.flat.device, self.feedback, self._protection)
+        self._exchange = make_exchange(
+            self.codec,
+            self.flat.device,
+            self.feedback,
+            self._protection,
+            recorded=config.journaled,
+            mean_bits=config.downlink_bits,
+        )
+        self._server_step = ServerStep(config.server, config.lr, self.model.d, config.device)
+        self.journal_header = Header(
+            self.model.d,
+            (shape[0], shape[1], shape[2]),
+            dataset.classes,
+            model_sha256(self.flat),
+            config.model_dump(mode="json"),
+        )
+        self._downlink: Downlink = ModelDownlink(self.model.d)
+        if config.downlink == "replay":
+            vectors = 4 * self.model.d * (1 + len(self._server_step.state))
+            self._downlink = ReplayDownlink(vectors, len(self.journal_header.pack()))
+        self.bundle = b""  # of the last round, where the run keeps a journal
         self._prepared: _Plan | None = None
         workers = Workers(self.model, threaded=not self.flat.is_cuda)
         self._client_step = ClientStep(config, self.model, dataset, workers)
-        self._server_step = ServerStep(config.server, config.lr, self.model.d, config.device)
         self.evaluate = Evaluator(config, dataset, workers)
         self.next_round = 0
         self._client_step.check(self.flat)
@@ -102,7 +125,8 @@ class Federation:
             plan = self._plan_of(k)
             start = self._clock()
             losses: Tensor | None = None
-            sent = Sent(None, 0, 0)
+            sent, bundle = Sent(None, 0, 0), None
+            downlink_bytes = self._downlink.send(plan.selected.tolist(), k)  # line 4
             gradient_done = encode_done = decode_done = start
             if plan.keys:
                 session = self._session_of(self.codec.at_round(k))
@@ -114,7 +138,7 @@ class Federation:
                     frames = FrameExchange(self.flat.device)
                     sent = frames.send_losses(session, differences, plan.keys)
                     encode_done = self._clock()
-                    estimate = frames.receive(session, sent, plan.keys, plan.weights)
+                    estimate, bundle = frames.receive(session, sent, plan.keys, plan.weights)
                 else:
                     gradients, losses = self._client_step(self.flat, plan.batches)  # line 6
                     self._prepare(k + 1)
@@ -122,9 +146,10 @@ class Federation:
                     noise = sampling.noise_sources(config, k, plan.present) if self._protection else None
                     sent = self._exchange.send(session, gradients, plan.keys, plan.present, noise)  # lines 7 to 11
                     encode_done = self._clock()
-                    estimate = self._exchange.receive(session, sent, plan.keys, plan.weights)  # lines 13 to 20
+                    estimate, bundle = self._exchange.receive(session, sent, plan.keys, plan.weights)  # lines 13 to 20
                 self.flat = self._server_step(self.flat, estimate, k)  # line 22
                 decode_done = self._clock()
+            self._note(bundle or Bundle())
             self.next_round = k + 1
             accuracy, test_loss = self.evaluate(self.flat) if self._is_evaluated(k) else (None, None)
         return RoundMetrics(
@@ -133,13 +158,32 @@ class Federation:
             clients=len(plan.keys),
             uplink_bytes=sent.uplink_bytes,
             payload_bytes=sent.payload_bytes,
-            downlink_bytes=plan.selected * 4 * self.model.d,  # line 4: the model to every client of the round
+            downlink_bytes=downlink_bytes,
             gradient_s=gradient_done - start,
             encode_s=encode_done - gradient_done,
             decode_s=decode_done - encode_done,
             accuracy=accuracy,
             test_loss=test_loss,
         )
+
+    def _note(self, bundle: Bundle) -> None:
+        if self.config.journaled:
+            self.bundle = bundle.pack()
+            self._downlink.add(len(self.bundle))
+
+    def advance(self, data: bytes, *, changes_model: bool) -> None:
+        """Go one round further by what a journal says of it, without clients.
+
+        changes_model: whether the model is still that of this round, and not, from a checkpoint, of a later one.
+        """
+        k = self.next_round
+        self._downlink.send(sampling.sample_clients(self.config, k).tolist(), k)
+        self._downlink.add(len(data))
+        if changes_model:
+            bundle = unpack_bundle(data, bundle_codec(self.config, self.codec, k), self.model.d)
+            if bundle.updates:
+                self.flat = self._server_step(self.flat, bundle.estimate(self.config.device), k)
+        self.next_round = k + 1
 
     def _clock(self) -> float:
         """Seconds, when everything that was asked of the device so far is done."""
@@ -162,7 +206,7 @@ class Federation:
         ]
         return _Plan(
             round=k,
-            selected=len(clients),
+            selected=clients,
             present=present,
             keys=keys,
             batches=np.stack(own_batches) if own_batches else np.empty((0, config.local_steps, config.batch), np.int64),

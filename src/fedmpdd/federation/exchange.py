@@ -2,16 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedmpdd.codecs import MPDD, Codec, DeComFL, ErrorFeedback, NoiseSource, Private, Update, rivals_torch
+from fedmpdd.bundle import Bundle
+from fedmpdd.codecs import MPDD, Codec, DeComFL, ErrorFeedback, NoiseSource, Private, Update, rivals_torch, shared_mean
 from fedmpdd.codecs.base import mean_factors
-from fedmpdd.directions import Key
+from fedmpdd.directions import Key, derive_seed
 from fedmpdd.wire import Session
 
 
@@ -22,6 +23,13 @@ class Sent:
     content: Any  # between `send` and `receive` of one exchange
     uplink_bytes: int  # whole compact frames
     payload_bytes: int  # scale and scalars alone, as the paper counts
+
+
+class Received(NamedTuple):
+    """The server's estimate, and the updates that it was made of where they were real ones."""
+
+    estimate: Tensor
+    bundle: Bundle | None
 
 
 class Exchange(Protocol):
@@ -40,19 +48,27 @@ class Exchange(Protocol):
         Where updates are protected, their noise comes from these sources.
         """
 
-    def receive(self, session: Session, sent: Sent, keys: list[Key], weights: Sequence[float] | None) -> Tensor:
+    def receive(self, session: Session, sent: Sent, keys: list[Key], weights: Sequence[float] | None) -> Received:
         """Decode their mean (lines 13 to 20)."""
 
 
 class FrameExchange:
-    """Every update becomes a frame, and every frame is checked and read again: what really happens on a network."""
+    """Every update becomes a frame, and every frame is checked and read again: what really happens on a network.
+
+    mean_bits: the server does not go on with the updates but with their mean, an update with scalars of so many bits.
+    """
 
     def __init__(
-        self, device: torch.device, feedback: ErrorFeedback | None = None, protection: Private | None = None
+        self,
+        device: torch.device,
+        feedback: ErrorFeedback | None = None,
+        protection: Private | None = None,
+        mean_bits: int | None = None,
     ) -> None:
         self._device = device
         self._feedback = feedback
         self._protection = protection
+        self._mean_bits = mean_bits
 
     def send(
         self,
@@ -63,7 +79,7 @@ class FrameExchange:
         noise: Sequence[NoiseSource] | None = None,
     ) -> Sent:
         """See Exchange."""
-        rows = gradients.cpu().numpy()
+        rows: Any = gradients if gradients.is_cuda and isinstance(session.codec, MPDD) else gradients.cpu().numpy()
         if self._protection is not None:
             return self._pack(session, self._protection.encode(rows, keys, noise))
         if self._feedback is None:
@@ -82,11 +98,17 @@ class FrameExchange:
         payload = len(frames) * session.codec.bytes_per_update(session.d)
         return Sent(frames, sum(map(len, frames)), payload)
 
-    def receive(self, session: Session, sent: Sent, keys: list[Key], weights: Sequence[float] | None) -> Tensor:
+    def receive(self, session: Session, sent: Sent, keys: list[Key], weights: Sequence[float] | None) -> Received:
         """See Exchange."""
         assigned = keys if session.assigns_key else [None] * len(keys)
         received = [session.unpack(frame, key) for frame, key in zip(sent.content, assigned, strict=True)]
-        return torch.from_numpy(session.codec.decode_mean(received, weights)).to(self._device)
+        bundle = Bundle(tuple(received), None if weights is None else tuple(weights))
+        if self._mean_bits is not None:
+            assert isinstance(session.codec, MPDD)
+            # Rounded with other numbers than the clients', or errors would add up instead of cancelling.
+            rounding = Key(derive_seed(keys[0].seed, 0, 0))
+            bundle = Bundle((shared_mean(session.codec, received, self._mean_bits, rounding, weights),))
+        return Received(bundle.estimate(str(self._device)), bundle)
 
 
 class DeviceExchange:
@@ -125,28 +147,34 @@ class DeviceExchange:
             content = mpdd_cuda.encode(codec, gradients, keys)
         return Sent(content, count * session.frame_bytes, count * codec.bytes_per_update(session.d))
 
-    def receive(self, session: Session, sent: Sent, keys: list[Key], weights: Sequence[float] | None) -> Tensor:
+    def receive(self, session: Session, sent: Sent, keys: list[Key], weights: Sequence[float] | None) -> Received:
         """See Exchange."""
         factors = torch.from_numpy(mean_factors(len(keys), weights)).to(self._device)
         codec = session.codec
         if not isinstance(codec, MPDD):
-            mean: Tensor = factors.float() @ sent.content
-            return mean
+            return Received(factors.float() @ sent.content, None)
         from fedmpdd.codecs import mpdd_cuda
 
         out = torch.zeros(session.d, device=self._device)
         mpdd_cuda.decode(codec, sent.content, factors, out)
-        return out
+        return Received(out, None)
 
 
 def make_exchange(
-    codec: Codec, device: torch.device, feedback: ErrorFeedback | None, protection: Private | None
+    codec: Codec,
+    device: torch.device,
+    feedback: ErrorFeedback | None,
+    protection: Private | None,
+    *,
+    recorded: bool,
+    mean_bits: int | None,
 ) -> Exchange:
-    """Return how updates of this codec travel on this device."""
+    """Return how updates of this codec travel on this device; if they are recorded, as frames."""
     stays = feedback is None or isinstance(feedback, rivals_torch.TorchErrorFeedback)
-    if device.type == "cuda" and stays and protection is None and DeviceExchange.handles(codec):
+    plain = protection is None and not recorded and mean_bits is None
+    if device.type == "cuda" and stays and plain and DeviceExchange.handles(codec):
         return DeviceExchange(device, feedback)
-    return FrameExchange(device, feedback, protection)
+    return FrameExchange(device, feedback, protection, mean_bits)
 
 
 def make_feedback(codec: Codec, device: torch.device) -> ErrorFeedback:

@@ -3,6 +3,7 @@
     RUN/config.json              the resolved config; its presence makes the folder a run
     RUN/environment.json         versions and machine, one entry per start
     RUN/metrics.jsonl            one line per round
+    RUN/journal.fmpj             one record per round, where the config asks for it (docs/journal.md)
     RUN/checkpoint.safetensors   model and server state after some round
     RUN/summary.json             written when the run is done
     RUN/.lock                    held by the process that trains
@@ -11,7 +12,6 @@ Files appear whole or not at all: they are written beside and renamed. Since eve
 round, client), a checkpoint needs no more than vectors and a number, and a resumed run ends in the same bits.
 """
 
-import hashlib
 import importlib.util
 import json
 import os
@@ -30,9 +30,11 @@ from torch import Tensor
 
 import fedmpdd
 from fedmpdd.directions import backend
-from fedmpdd.errors import ConfigError, MissingDependencyError, RunError
+from fedmpdd.errors import ConfigError, JournalError, MissingDependencyError, RunError
 from fedmpdd.federation.config import RunConfig, parse_config
 from fedmpdd.federation.engine import Federation, RoundMetrics, make_federation
+from fedmpdd.federation.journal import JOURNAL, Journal, JournalReader, Record
+from fedmpdd.federation.replay import model_sha256
 
 CONFIG, ENVIRONMENT, METRICS = "config.json", "environment.json", "metrics.jsonl"
 CHECKPOINT, SUMMARY, LOCK = "checkpoint.safetensors", "summary.json", ".lock"
@@ -99,11 +101,6 @@ def write_text(path: Path, text: str) -> None:
     write_atomically(path, write)
 
 
-def model_sha256(flat: Tensor) -> str:
-    """SHA-256 of a flat float32 model, little-endian."""
-    return hashlib.sha256(flat.cpu().numpy().astype("<f4", copy=False).tobytes()).hexdigest()
-
-
 class Run:
     """One training in one folder."""
 
@@ -114,6 +111,7 @@ class Run:
         self.federation = federation
         self.uplink_bytes = self.downlink_bytes = self.payload_bytes = self.updates = 0
         self.accuracy: float | None = None
+        self._journal: Journal | None = None
 
     @classmethod
     def create(cls, folder: Path, config: RunConfig, data_dir: Path | None = None) -> "Run":
@@ -128,32 +126,66 @@ class Run:
         try:
             made.mkdir(parents=True)
             write_json(made / CONFIG, federation.config.model_dump(mode="json"))
+            journal = None
+            if federation.config.journaled:
+                journal = Journal.create(made / JOURNAL, federation.journal_header)
             made.rename(folder)
             _sync_folder(folder.parent)
         except OSError as error:
             raise RunError(f"{folder} cannot be made: {error}; choose another --out") from None
         finally:
             shutil.rmtree(made, ignore_errors=True)
-        return cls(folder, federation.config, federation)
+        run = cls(folder, federation.config, federation)
+        run._journal = journal
+        return run
 
     @classmethod
     def resume(cls, folder: Path, data_dir: Path | None = None) -> "Run":
-        """Open a run folder where its last checkpoint left it."""
+        """Open a run folder where its journal ends, or where its last checkpoint left it if it keeps none."""
         config = read_config(folder)
         lock = FolderLock(folder)
         run = cls(folder, config, make_federation(config, data_dir), lock)
         if (folder / CHECKPOINT).is_file():
             run.federation.load_state(*_read_checkpoint(folder / CHECKPOINT))
-        done = run.federation.next_round
-        rows = [row for row in read_metrics(folder) if row["round"] < done]
-        if [row["round"] for row in rows] != list(range(done)):
-            raise RunError(
-                f"{folder / METRICS} does not hold rounds 0 to {done - 1}, those before the checkpoint: it was changed"
-            )
+        if config.journaled:
+            rows = run._follow_journal()
+        else:
+            done = run.federation.next_round
+            rows = [row for row in read_metrics(folder) if row["round"] < done]
+            if [row["round"] for row in rows] != list(range(done)):
+                raise RunError(
+                    f"{folder / METRICS} does not hold rounds 0 to {done - 1}, those before the checkpoint: it was "
+                    "changed"
+                )
         write_text(folder / METRICS, "".join(json.dumps(row) + "\n" for row in rows))
         for row in rows:
             run._count(row)
         return run
+
+    def _follow_journal(self) -> list[dict[str, Any]]:
+        """Go on from the checkpoint to the journal's last round; return the metrics of all rounds, which it holds."""
+        federation, path = self.federation, self.folder / JOURNAL
+        checkpointed, federation.next_round = federation.next_round, 0
+        rows = []
+        with JournalReader(path) as reader:
+            if _essence(reader.header._asdict()) != _essence(federation.journal_header._asdict()):
+                raise JournalError(f"{path} is the journal of another run: its initial model or config differ")
+            for record in reader:
+                federation.advance(record.bundle, changes_model=record.round >= checkpointed)
+                known = federation.next_round >= checkpointed
+                if known and model_sha256(federation.flat) != record.model_sha256:
+                    raise JournalError(
+                        f"{path}: round {record.round} leads to another model than it did when it was written; "
+                        f"fedmpdd replay {self.folder} says where they part"
+                    )
+                rows.append(record.note)
+        if federation.next_round < checkpointed:
+            raise JournalError(
+                f"{path} ends after round {federation.next_round}, and the checkpoint is of round {checkpointed}: it "
+                "was cut off; delete the checkpoint to go on from the journal"
+            )
+        self._journal = Journal(path, reader.end)
+        return rows
 
     def train(
         self, on_round: OnRound | None = None, until: Callable[[RoundMetrics], bool] | None = None
@@ -163,6 +195,9 @@ class Run:
         with (self.folder / METRICS).open("a", encoding="utf-8") as lines:
             while self.federation.next_round < self.config.rounds:
                 metrics = self.federation.run_round()
+                if self._journal is not None:  # before anybody hears of the round
+                    digest = model_sha256(self.federation.flat)
+                    self._journal.append(Record(metrics.round, self.federation.bundle, digest, metrics.as_dict()))
                 self._count(metrics.as_dict())
                 lines.write(json.dumps(metrics.as_dict(), allow_nan=False) + "\n")
                 if self.federation.next_round % self.config.checkpoint_every == 0:
@@ -215,6 +250,11 @@ class Run:
         except (OSError, ValueError) as error:
             raise RunError(f"{path} is damaged: {error}; delete it and resume") from None
         write_json(path, [*starts, {"from_round": self.federation.next_round, **environment()}])
+
+
+def _essence(header: dict[str, Any]) -> dict[str, Any]:
+    """What of a journal's header must agree: it may be gone on with on another device."""
+    return {**header, "config": {name: value for name, value in header["config"].items() if name != "device"}}
 
 
 def free_folder(config: str, below: Path = Path("runs")) -> Path:

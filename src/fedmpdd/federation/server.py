@@ -7,7 +7,12 @@ from fedmpdd.federation.config import ServerConfig
 
 
 class ServerStep:
-    """SGD (the paper's), SGD with momentum, or Adam; its state is a few vectors that a checkpoint holds."""
+    """SGD (the paper's), SGD with momentum, or Adam; its state is a few vectors that a checkpoint holds.
+
+    Every client that follows the model takes the same step, on whatever it has, and must come to the same bits. So: one
+    correctly rounded operation at a time, none that a GPU would fuse, and no division by a constant, which it would
+    turn into a product.
+    """
 
     def __init__(self, config: ServerConfig, lr: float, d: int, device: str = "cpu") -> None:
         self._config = config
@@ -24,9 +29,9 @@ class ServerStep:
         if c.optimiser == "momentum":
             velocity = self.state["velocity"].mul_(c.momentum).add_(gradient)
             return flat - self._lr * velocity
-        first = self.state["first"].mul_(c.beta1).add_(gradient, alpha=1 - c.beta1)
-        second = self.state["second"].mul_(c.beta2).addcmul_(gradient, gradient, value=1 - c.beta2)
+        first = self.state["first"].mul_(c.beta1).add_((1 - c.beta1) * gradient)
+        second = self.state["second"].mul_(c.beta2).add_((1 - c.beta2) * (gradient * gradient))
         steps = round_number + 1
-        first_unbiased = first / (1 - c.beta1**steps)
-        second_unbiased = second / (1 - c.beta2**steps)
+        first_unbiased = first * (1 / (1 - c.beta1**steps))
+        second_unbiased = second * (1 / (1 - c.beta2**steps))
         return flat - self._lr * first_unbiased / (second_unbiased.sqrt() + c.epsilon)

@@ -1,0 +1,80 @@
+"""Studies: variants of one federation, the price of a target in both directions."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedmpdd.errors import ConfigError, InputError
+from fedmpdd.experiments import studies
+from fedmpdd.experiments.studies import Study, Variant, load_study, reproduce_study, study_names, study_text
+from fedmpdd.experiments.trainings import Place
+from tests.federation.test_engine import BASE
+
+VALUES: dict[str, Any] = {**{key: BASE[key] for key in BASE if key != "lr"}, "rounds": 40, "evaluate_every": 2}
+STUDY = Study(
+    "tiny",
+    "A tiny study",
+    VALUES,
+    (0.5, 0.7),
+    (
+        Variant("FedSGD", ("codec.name=fedsgd",), (0.2,)),
+        Variant("replayed", ("codec.bits=1", "codec.keys=shared", "downlink=replay", "downlink_bits=4"), (0.2, 0.001)),
+        Variant("hopeless", ("codec.m=1",), (1e-6,)),
+    ),
+)
+
+
+def test_every_shipped_study_can_be_read() -> None:
+    for name in study_names():
+        study = load_study(name)
+        assert len({variant.name for variant in study.variants}) == len(study.variants)
+        folders = {studies.folder_of(study, variant, 1, 0.1, Path()) for variant in study.variants}
+        assert len(folders) == len(study.variants)
+    with pytest.raises(InputError, match="unknown"):
+        load_study("nothing")
+
+
+def test_a_study_from_start_to_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(studies, "load_study", lambda _: STUDY)
+    results = reproduce_study("tiny", Place(tmp_path, "cpu"), seeds=2)
+    full, replayed, hopeless = results["rows"]
+    assert full["to"][0]["rounds"]["reached"] == 2
+    assert full["to"][0]["up"]["mean"] > 100 * replayed["to"][0]["up"]["mean"]
+    assert full["to"][0]["down"]["mean"] == pytest.approx(
+        full["to"][0]["up"]["mean"], rel=0.01
+    )  # frames are a bit more
+    assert replayed["lr"] == 0.2
+    assert replayed["to"][0]["both"]["mean"] < full["to"][0]["both"]["mean"] / 10
+    assert hopeless["to"][0]["rounds"] == {"mean": None, "sd": None, "reached": 0, "runs": 2}
+    text = study_text(results)
+    assert "| hopeless | 1e-06 | 0 of 2 | ended at" in text
+    assert "## To 70%" in text
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("metrics.jsonl")}
+    assert reproduce_study("tiny", Place(tmp_path, "cpu"), seeds=2)["rows"] == results["rows"]
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("metrics.jsonl")} == before  # only read
+
+
+def test_a_step_size_that_has_lost_ends_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = Study("tiny", "", VALUES, (0.5,), (Variant("two", ("codec.name=fedsgd",), (0.2, 1e-6)),))
+    monkeypatch.setattr(studies, "load_study", lambda _: study)
+    results = reproduce_study("tiny", Place(tmp_path, "cpu"), seeds=1)
+    assert results["rows"][0]["lr"] == 0.2
+    rounds = results["rows"][0]["to"][0]["rounds"]["mean"]
+    lost = studies.read_variant(study, study.variants[0], 17, 1e-6, tmp_path)
+    assert lost.rounds == rounds < 40
+
+
+def test_a_variant_that_cannot_be_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = tomllib.loads
+
+    def broken(text: str) -> dict[str, Any]:
+        values = real(text)
+        if "study" in values:  # not what an override is read with
+            values["study"]["variants"][1]["set"] = ["downlink_bits=3"]
+        return values
+
+    monkeypatch.setattr(tomllib, "loads", broken)
+    with pytest.raises(ConfigError, match="study both-ways, FedMPDD"):
+        load_study("both-ways")
