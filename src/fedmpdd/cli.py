@@ -653,6 +653,40 @@ def bench_rounds(
     _console(False).print(result)
 
 
+@bench_app.command("forward")
+def bench_forward(
+    networks: Annotated[str, typer.Option(help="Comma-separated: lenet,mlp-8,transformer-2,…; default: all.")] = "",
+    batch: Annotated[int, typer.Option(min=1, max=4096, help="Examples of the client.")] = 16,
+    seconds: Annotated[float, typer.Option(min=0.01, max=120, help="Time per line; medians are taken.")] = 1.0,
+    memory: Annotated[bool, typer.Option(help="Measure peak memory too.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Time a client's update by forward-mode differentiation against backpropagation, and measure peak memory."""
+    _training()
+    from fedmpdd.bench import forward as bench
+
+    chosen = [name.strip() for name in networks.split(",") if name.strip()] or list(bench.NETWORKS)
+    rows = []
+    columns = {"network": "left", "d": "right", "m": "right", "client": "left", "ms": "right", "times": "right"}
+    result = table(f"one update, batch {batch}, one thread, medians", {**columns, "peak": "right", "share": "right"})
+    for row in bench.run(chosen, batch=batch, seconds=seconds, memory=memory):
+        rows.append(row)
+        how = f"forward, {row.at_once} at once" if row.at_once else "backward"
+        messages.print(f"{row.network}, m = {row.m}, {how}: {row.median_ms:.2f} ms")
+        peak = "" if row.peak_bytes is None else readable_bytes(row.peak_bytes)
+        share = "" if row.memory_ratio is None else f"{row.memory_ratio:.2f}×"
+        numbers = (f"{row.median_ms:,.2f}", f"{row.time_ratio:.1f}×", peak, share)
+        result.add_row(row.network, f"{row.d:,}", f"{row.m:,}", how, *numbers)
+    errors = list(bench.errors())
+    if as_json:
+        _print_json({"rows": [row.as_dict() for row in rows], "errors": [error.as_dict() for error in errors]})
+        return
+    console = _console(False)
+    console.print(result)
+    for error in errors:
+        console.print(f"{error.network}, scalars by {error.method}: off by {error.error:.1e} of their length")
+
+
 def main() -> None:
     """Run the command line, and turn what this package raises on purpose into one line and an exit status."""
     try:

@@ -14,6 +14,7 @@
     │   └── OrderError                     a client cannot do what the server asks
     ├── MissingDependencyError             a package that this command needs is not installed
     ├── ReplyError                         a client's reply does not count
+    ├── SecureSumError                     a secure sum cannot be finished; nothing was revealed
     └── WireError (also a ValueError)      bytes from outside are not an update we can believe
         ├── TruncatedFrameError            shorter than the smallest frame
         ├── MagicError                     not a fedmpdd frame at all
@@ -83,6 +84,10 @@ class MissingDependencyError(FedmpddError):
 
 class ReplyError(FedmpddError):
     """A client's reply does not count."""
+
+
+class SecureSumError(FedmpddError):
+    """A secure sum cannot be finished; nothing was revealed."""
 
 
 class WireError(FedmpddError, ValueError):

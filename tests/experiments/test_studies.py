@@ -66,6 +66,17 @@ def test_a_step_size_that_has_lost_ends_early(tmp_path: Path, monkeypatch: pytes
     assert lost.rounds == rounds < 40
 
 
+def test_without_targets_all_rounds_are_run_and_accuracies_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = Study("tiny", "", {**VALUES, "rounds": 6}, (), (Variant("two", ("codec.name=fedsgd",), (1e-6, 0.2)),))
+    monkeypatch.setattr(studies, "load_study", lambda _: study)
+    results = reproduce_study("tiny", Place(tmp_path, "cpu"), seeds=2)
+    (row,) = results["rows"]
+    assert (row["lr"], row["rounds"]["mean"]) == (0.2, 6)
+    assert f"| two | 0.2 | 2 | 6 | {row['final_accuracy']['mean']:.1%} ± " in study_text(results)
+
+
 def test_a_variant_that_cannot_be_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     real = tomllib.loads
 

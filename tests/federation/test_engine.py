@@ -331,3 +331,49 @@ def test_the_busiest_client_is_counted() -> None:
     assert sampling.most_participations(everybody) == config.rounds
     endless = config.model_copy(update={"rounds": 2**31})
     assert sampling.most_participations(endless) == 2**31
+
+
+@pytest.mark.parametrize("memory", ["damped", "control"])
+def test_memories_of_clients_survive_a_checkpoint(memory: str) -> None:
+    codec = {"name": "mpdd", "m": 64, "bits": 1, "family": "hadamard", "keys": "partitioned", "memory": memory}
+    whole, cut = federation(codec=codec), federation(codec=codec)
+    train(cut, 3)
+    resumed = federation(codec=codec)
+    resumed.load_state(cut.state(), 3)
+    assert train(resumed, 2) == train(whole, 5)
+
+
+def test_a_shared_control_variate_leaves_less_to_encode() -> None:
+    """With large batches gradients agree, and what is left of them after the running mean is smaller."""
+    plain = {"codec": {"name": "mpdd", "m": 1024, "keys": "shared"}, "downlink": "replay", "batch": 100}
+    norms = []
+    for server in ({}, {"control": 0.1}):
+        fed = federation(**plain, server=server, lr=0.01)
+        for _ in range(20):
+            fed.run_round()
+        seen: list[float] = []
+        send = fed._exchange.send
+
+        def spy(session: Any, gradients: torch.Tensor, *rest: Any, seen: list[float] = seen, send: Any = send) -> Any:
+            seen.append(float(gradients.norm(dim=1).mean()))
+            return send(session, gradients, *rest)
+
+        fed._exchange.send = spy  # type: ignore[method-assign, assignment]
+        fed.run_round()
+        norms.append(seen[0])
+    assert norms[1] < 0.95 * norms[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"server": {"control": 0.1}}, 'downlink = "replay"'),
+        ({"codec": {"name": "mpdd", "m": 4, "memory": "control", "error_feedback": True}}, "two memories"),
+        ({"codec": {"name": "mpdd", "m": 4, "memory": "control"}, "journal": True}, "with a journal"),
+        ({"codec": {"name": "topk", "k": 4, "memory": "damped"}}, "codec.memory: .* not unbiased"),
+        ({"codec": {"name": "mpdd", "m": 4, "memory": "damped", "clip": 1.0}}, "takes back"),
+    ],
+)
+def test_memories_that_cannot_be_are_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        federation(**changes)

@@ -33,6 +33,12 @@ CASES: dict[str, dict[str, Any]] = {
     "shared mean": {"codec": {**ONE_BIT, "keys": "shared"}, "downlink": "replay", "downlink_bits": 4},
     "momentum": {"server": {"optimiser": "momentum"}},
     "adam": {"server": {"optimiser": "adam"}, "downlink": "replay"},
+    "control": {
+        "codec": {**ONE_BIT, "keys": "shared"},
+        "downlink": "replay",
+        "downlink_bits": 8,
+        "server": {"control": 0.1, "optimiser": "momentum"},
+    },
     "qsgd": {"codec": {"name": "qsgd", "bits": 8}},
     "fedsgd": {"codec": {"name": "fedsgd"}},
     "sa-fedlora": {"codec": {"name": "sa-fedlora"}},

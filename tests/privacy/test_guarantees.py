@@ -100,3 +100,24 @@ def test_noise_for_an_epsilon_is_what_gives_it() -> None:
     assert needed["central"] < needed["aggregate"] < needed["local"]
     for model in ("local", "central"):
         assert 5.98 < stated({"noise_multiplier": needed[model]})[model].epsilon <= 6.0
+
+
+def secure(**changes: Any) -> dict[str, Guarantee]:
+    values = {"clients": 1_000, "clients_per_round": 100, "rounds": 40, "codec": {**CODEC, "clip": None}}
+    values["codec"].pop("noise_multiplier")  # type: ignore[attr-defined]
+    own = {"clip": 1.0, "noise_multiplier": 0.4, "dropouts": 0.19, **changes}
+    return {row.model: row for row in guarantees(parse_config({**values, "secure": own}), 1e-5)}
+
+
+def test_a_secure_sum_counts_the_noise_of_those_who_must_stay() -> None:
+    rows = secure()
+    taken = rows["aggregate"].releases
+    assert rows["aggregate"].epsilon == epsilon(0.4 * 9 / 2, taken, 1e-5).epsilon  # 81 of 100
+    assert rows["central"].epsilon == epsilon(1.8, 40, 1e-5, sampling=FixedSize(100, 1_000)).epsilon
+    assert any("81 of 100" in text for text in rows["aggregate"].assumptions)
+
+
+def test_noise_of_a_few_steps_is_not_counted_as_one() -> None:
+    with pytest.raises(PrivacyError, match="too narrow"):
+        secure(ring_bits=16, noise_multiplier=0.005)
+    assert secure(ring_bits=24, noise_multiplier=0.005)["aggregate"].epsilon < math.inf

@@ -1,18 +1,19 @@
 """Error feedback: what a codec left out of an update is added to the client's next gradient.
 
-State is no codec's business, so this is a wrapper around one: updates are those of the codec and decode as such.
+State is no codec's business, so these are wrappers around one: updates are those of the codec and decode as such.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from fedmpdd.codecs.base import Codec, Float32, Update
+from fedmpdd.codecs.base import Float32, Update
+from fedmpdd.codecs.memories import Memories, check_no_overflow, relative_error
 from fedmpdd.directions import Key, check_finite, check_gradients
 from fedmpdd.errors import CodecError
 
 
-class ErrorFeedback:
+class ErrorFeedback(Memories):
     """A codec with one memory per client that took part: a = ε + g, send codec(a), ε = a − decoded.
 
     For codecs whose error is smaller than what they encode, TopK and SignSGD above all. A codec that is known to lose
@@ -20,59 +21,29 @@ class ErrorFeedback:
     Not for codecs that add noise: the memory takes back, a round later, what the noise was to hide.
     """
 
-    def __init__(self, codec: Codec) -> None:
-        self.codec = codec
-        self._memory: dict[int, Float32] = {}
+    def factor(self, d: int) -> float:
+        """What decoded updates are multiplied by, on both sides."""
+        return 1.0
 
     def encode(self, gradients: Float32, keys: Sequence[Key | int], clients: Sequence[int]) -> list[Update]:
-        """Encode gradients [clients, d] of the clients of these numbers, and remember what was left out.
-
-        If this raises, no memory has changed.
-        """
+        """See Memories: encode what is remembered too, and remember what was left out."""
         check_gradients(gradients)
         self._check(clients, *gradients.shape)
         check_finite(gradients)
         corrected = gradients.copy()
+        factor = np.float32(self.factor(gradients.shape[1]))
         with np.errstate(over="ignore"):
             for row, client in enumerate(clients):
                 if client in self._memory:
                     corrected[row] += self._memory[client]
-            _check_no_overflow(corrected)
+            check_no_overflow(corrected)
             updates = self.codec.encode(corrected, keys)
             for row, update in enumerate(updates):
-                corrected[row] -= self.codec.decode_mean([update])
-            _check_no_overflow(corrected)
+                corrected[row] -= factor * self.codec.decode_mean([update])
+            check_no_overflow(corrected)
         # Rows of their own: a view would keep the whole batch alive for the sake of one client.
         self._memory.update((client, corrected[row].copy()) for row, client in enumerate(clients))
         return updates
-
-    def state(self) -> dict[int, Float32]:
-        """Return a copy of all memories by client, for a checkpoint."""
-        return {client: memory.copy() for client, memory in self._memory.items()}
-
-    def load(self, state: Mapping[int, Float32]) -> None:
-        """Put back what `state` returned, instead of all memories there are."""
-        for client, memory in state.items():
-            if not isinstance(memory, np.ndarray) or memory.dtype != np.float32 or memory.ndim != 1:
-                raise CodecError(
-                    f"the memory of client {client} is not a float32 array [d]; pass what state() returned"
-                )
-            if not np.isfinite(memory).all():
-                raise CodecError(f"the memory of client {client} is not finite: the checkpoint is damaged")
-        self._memory = {client: memory.copy() for client, memory in state.items()}
-
-    def _check(self, clients: Sequence[int], count: int, d: int) -> None:
-        if len(clients) != count or len(set(clients)) != count:
-            raise CodecError(
-                f"{count} gradients came with clients {list(clients)}; each needs one, and none twice in a round"
-            )
-        for client in clients:
-            if client in self._memory and self._memory[client].size != d:
-                raise CodecError(
-                    f"the memory of client {client} has d = {self._memory[client].size}, its gradient {d}; "
-                    "a new model needs a new ErrorFeedback"
-                )
-        self.check(d)
 
     def check(self, d: int) -> None:
         """Raise CodecError if memories of d coordinates would grow without bound."""
@@ -84,8 +55,21 @@ class ErrorFeedback:
             )
 
 
-def _check_no_overflow(values: Float32) -> None:
-    if not np.isfinite(values).all():
-        raise CodecError(
-            "gradient plus memory overflows float32: the gradient is too large; scale or clip it before encoding"
-        )
+class DampedFeedback(ErrorFeedback):
+    """Error feedback for unbiased codecs that lose more than they are given: decoded updates are shrunk.
+
+    An estimate of relative error ω, divided by 1 + ω, loses 1 − 1/(1 + ω) of what it encodes, which is less than all of
+    it. For FedMPDD with float32 scalars that is the sum over directions divided by m + d − 1 instead of m.
+    """
+
+    def factor(self, d: int) -> float:
+        """See ErrorFeedback."""
+        return 1 / (1 + relative_error(self.codec, d))
+
+    def check(self, d: int) -> None:
+        """See Memories."""
+        relative_error(self.codec, d)
+
+    def finish(self, estimate: Float32, clients: Sequence[int], weights: Sequence[float] | None) -> Float32:
+        """See Memories."""
+        return estimate * np.float32(self.factor(estimate.size))

@@ -110,10 +110,7 @@ class Private:
         By default it is the operating system's. Whoever knows a source can take the noise off again: generators with
         a seed are for simulations.
         """
-        if sources is None:
-            sources = [SystemNoise()] * len(gradients)
-        if len(sources) != len(gradients):
-            raise CodecError(f"{len(gradients)} gradients came with {len(sources)} sources of noise; each needs one")
+        sources = _one_each(sources, len(gradients))
         if self.clip is None:
             return [
                 self._with_coarse_scale(update, source)
@@ -121,18 +118,25 @@ class Private:
             ]
         exact = replace(self.codec, bits=32).encode(gradients, keys)
         scalars = np.stack([update.arrays[0] for update in exact]).astype(np.float64)
+        return self.encode_scalars(scalars, [update.key for update in exact], exact[0].d, sources)
+
+    def encode_scalars(
+        self, scalars: Float64, keys: Sequence[Key], d: int, sources: Sequence[NoiseSource] | None = None
+    ) -> list[Update]:
+        """Encode scalars [clients, m] that somebody computed without a gradient; sources as for `encode`.
+
+        The scale of signs is then always made from the scalars.
+        """
+        sources = _one_each(sources, len(scalars))
         noisy = self.clipped(scalars)
         if self.noise_multiplier > 0:
             noise = np.stack([source.standard_normal(self.codec.m) for source in sources])
             noisy = noisy + self.noise_deviation * noise
-        return self.from_noisy(noisy, [update.key for update in exact], exact[0].d, sources)
+        return self.from_noisy(noisy, keys, d, sources)
 
     def clipped(self, scalars: Float64) -> Float64:
         """Shrink each row that is longer than `bound` to it."""
-        lengths = np.linalg.norm(scalars, axis=1, keepdims=True)
-        too_long = lengths > self.bound
-        factors = np.where(too_long, self.bound * _JUST_BELOW_ONE / np.where(too_long, lengths, 1.0), 1.0)
-        return np.asarray(scalars * factors)
+        return clipped_rows(scalars, self.bound)
 
     def from_noisy(self, noisy: Float64, keys: Sequence[Key], d: int, sources: Sequence[NoiseSource]) -> list[Update]:
         """Turn noisy scalars [clients, m] into updates. The gradient has no part in it: this is post-processing."""
@@ -187,6 +191,22 @@ class Private:
             # (above − x)(x − below) / x² is largest at the harmonic mean of the two.
             square *= 1 + (self.scale_grid - 1) ** 2 / (4 * self.scale_grid)
         return (square - 1) / n
+
+
+def _one_each(sources: Sequence[NoiseSource] | None, clients: int) -> Sequence[NoiseSource]:
+    if sources is None:
+        return [SystemNoise()] * clients
+    if len(sources) != clients:
+        raise CodecError(f"{clients} gradients came with {len(sources)} sources of noise; each needs one")
+    return sources
+
+
+def clipped_rows(rows: Float64, bound: float) -> Float64:
+    """Shrink each row that is longer than `bound` to it."""
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    too_long = lengths > bound
+    factors = np.where(too_long, bound * _JUST_BELOW_ONE / np.where(too_long, lengths, 1.0), 1.0)
+    return np.asarray(rows * factors)
 
 
 def _is_number(value: object) -> bool:

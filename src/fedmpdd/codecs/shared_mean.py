@@ -41,7 +41,7 @@ def shared_mean(
 def update_of_scalars(codec: MPDD, scalars: NDArray[np.float64], d: int, key: Key, bits: int, rounding: Key) -> Update:
     """Return the update that carries these scalars [m] with so many bits each."""
     if not (np.abs(scalars) <= _LARGEST_FLOAT32).all():
-        raise CodecError("a mean scalar is beyond float32: the gradients are too large; scale or clip them")
+        raise CodecError("a scalar is beyond float32: the gradients are too large; scale or clip them")
     sent = replace(codec, bits=bits)
     row = scalars.astype(np.float32)[np.newaxis]
     scales = None

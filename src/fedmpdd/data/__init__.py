@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from fedmpdd.data import cifar10, fashion_mnist, mnist, mnist_5k
+from fedmpdd.data import cifar10, fashion_mnist, mnist, mnist_5k, python_docs
 from fedmpdd.data.base import Dataset, Examples, Source, data_folder
 from fedmpdd.data.partition import Partition, PartitionKind, make_partition
 from fedmpdd.errors import DataError
 
 DATASETS: dict[str, Source] = {
-    module.SOURCE.name: module.SOURCE for module in (mnist, fashion_mnist, cifar10, mnist_5k)
+    module.SOURCE.name: module.SOURCE for module in (mnist, fashion_mnist, cifar10, mnist_5k, python_docs)
 }
 
 

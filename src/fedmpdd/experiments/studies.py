@@ -69,6 +69,8 @@ class VariantRun:
     lr: float
     rounds: int
     final_accuracy: float | None
+    up: int
+    down: int
     prices: tuple[Price | None, ...]
 
 
@@ -124,7 +126,7 @@ def run_variant(
         lost = metrics.clients and (metrics.loss is None or not math.isfinite(metrics.loss))
         if lost or metrics.round + 1 >= last:
             why = "diverged" if lost else ""
-        elif metrics.accuracy is not None and metrics.accuracy >= max(study.targets):
+        elif metrics.accuracy is not None and metrics.accuracy >= max(study.targets, default=math.inf):
             why = ""
         return why is not None or stopped()
 
@@ -154,7 +156,8 @@ def choose_variant_lr(
     """Run the first seed with every step size, and return the best: fewest rounds to the hardest target reached."""
     best: VariantRun | None = None
     for lr in variant.lrs:
-        to_beat = best.prices[-1].rounds if best is not None and best.prices[-1] is not None else None
+        hardest = best.prices[-1] if best is not None and best.prices else None
+        to_beat = None if hardest is None else hardest.rounds
         found = run_variant(study, variant, SEEDS[0], lr, place, to_beat=to_beat, on_round=on_round, stopped=stopped)
         best = found if best is None or _rank(found) < _rank(best) else best
     assert best is not None
@@ -187,7 +190,7 @@ def read_variant(study: Study, variant: Variant, seed: int, lr: float, out: Path
         for i, target in enumerate(study.targets):
             if prices[i] is None and final >= target:
                 prices[i] = Price(rounds, up, down)
-    return VariantRun(seed, lr, rounds, final, tuple(prices))
+    return VariantRun(seed, lr, rounds, final, up, down, tuple(prices))
 
 
 def reproduce_study(
@@ -224,7 +227,10 @@ def _row(study: Study, variant: Variant, runs: Sequence[VariantRun]) -> dict[str
         "variant": variant.name,
         "changes": list(variant.changes),
         "lr": runs[0].lr,
-        "final_accuracy": summarise([run.final_accuracy for run in runs]).__dict__,
+        **{
+            name: summarise([getattr(run, name) for run in runs]).__dict__
+            for name in ("final_accuracy", "rounds", "up", "down")
+        },
         "to": [
             {
                 "target": target,
@@ -264,6 +270,19 @@ def study_text(results: dict[str, Any]) -> str:
             if found["rounds"]["sd"] is not None:
                 rounds += f" ± {found['rounds']['sd']:,.0f}"
             lines.append(f"| {row['variant']} | {row['lr']:g} | {there} | {rounds} | {sizes} | {ratio} |")
+        lines.append("")
+    if not results["targets"]:
+        lines += ["| variant | lr | seeds | rounds | accuracy | up | down |", "| --- " * 7 + "|"]
+        for row in results["rows"]:
+            found = row["final_accuracy"]
+            accuracy = "–" if found["mean"] is None else f"{found['mean']:.1%}"
+            if found["sd"] is not None:
+                accuracy += f" ± {100 * found['sd']:.1f}"
+            sizes = " | ".join(short_bytes(row[part]["mean"]) for part in ("up", "down"))
+            lines.append(
+                f"| {row['variant']} | {row['lr']:g} | {found['runs']} | {row['rounds']['mean']:,.0f} | {accuracy} "
+                f"| {sizes} |"
+            )
         lines.append("")
     return "\n".join(lines)
 

@@ -8,10 +8,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedmpdd.codecs import DeComFL
+from fedmpdd.codecs import MPDD, DeComFL
 from fedmpdd.data import Dataset
 from fedmpdd.directions import Key, direction
 from fedmpdd.errors import ConfigError
+from fedmpdd.federation import forward
 from fedmpdd.federation.config import RunConfig
 from fedmpdd.federation.layers import LayerGradients, handles
 from fedmpdd.federation.workers import Workers
@@ -19,6 +20,8 @@ from fedmpdd.models import FlatModel
 
 CHUNK_BYTES = 128 * 2**20  # per-client activations and gradients of one vectorised call stay about below this
 CHUNK_CLIENTS = 25  # and enough calls remain to keep a few threads busy
+CHUNK_DIRECTIONS = 32  # of a forward-mode client; more at once are hardly faster
+IMAGES, TEXTS = 500, 50  # that are evaluated at a time: a text has a label per position
 GPU_SHARE = 8  # on a GPU: an eighth of its memory, by the same estimate, which is low for wide networks
 
 
@@ -68,12 +71,25 @@ class ClientStep:
             )
         inputs = self._pixels(self._images[:2]).unsqueeze(1)
         chunk = _Chunk(slice(0, len(inputs)), inputs, self._labels[:2].unsqueeze(1))
+        if self._config.client == "forward":
+            self._check_forward(flat, chunk)
+            return
         try:
             self._workers.map(lambda model, one: self._gradients(model, flat, one), [chunk])
         except Exception as error:  # somebody else's model
             raise ConfigError(
                 f"gradients = {self._config.gradients!r}: the model cannot be differentiated so: {error}; "
                 'try gradients = "loop"'
+            ) from None
+
+    def _check_forward(self, flat: Tensor, chunk: _Chunk) -> None:
+        rows = torch.ones((1 if self._method == "loop" else 2, self._d), device=self._device)
+        try:
+            forward.along(lambda parameters: _client_losses(self._model, parameters, chunk), flat, rows)
+        except Exception as error:  # somebody else's model
+            other = 'client = "backward"' if len(rows) == 1 else 'gradients = "loop", or client = "backward"'
+            raise ConfigError(
+                f'client = "forward": PyTorch cannot differentiate the model forwards: {error}; try {other}'
             ) from None
 
     def _differences(self, flat: Tensor, batches: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
@@ -134,24 +150,52 @@ class ClientStep:
         self._workers.map(compute, self._chunks(batches[:, 0]))
         return differences, losses
 
-    def _chunks(self, rows: NDArray[np.int64]) -> Iterator[_Chunk]:
-        """Cut the clients into runs that fit memory; the cuts depend on the config, and on the kind of GPU, alone."""
-        per_client = 4 * (self._d + 64 * int(np.prod(self._images.shape[1:])) * rows.shape[1])
+    def derivatives(
+        self, flat: Tensor, batches: NDArray[np.int64], codec: MPDD, keys: list[Key]
+    ) -> tuple[NDArray[np.float64], Tensor]:
+        """Return d/dt f_i(x + t·u) at t = 0 [clients, m] along the directions of each client's key, and the losses.
+
+        Clients that share a key go through the network together. All on one thread: PyTorch keeps the state of
+        forward-mode differentiation once for the whole process, and threads would spoil it for each other.
+        """
+        scalars = np.empty((len(batches), codec.m))
+        losses = torch.empty(len(batches), dtype=torch.float64, device=self._device)
+        shared = len(set(keys)) == 1
+        for chunk in self._chunks(batches[:, 0], CHUNK_CLIENTS if shared else 1):
+
+            def own_losses(parameters: Tensor, chunk: _Chunk = chunk) -> Tensor:
+                return _client_losses(self._model, parameters, chunk)
+
+            key = keys[chunk.clients.start]
+            at_once = 1 if self._method == "loop" else self._fitting(chunk.labels.shape[:2].numel(), CHUNK_DIRECTIONS)
+            slopes, losses[chunk.clients] = forward.derivatives(own_losses, flat, codec, key, at_once)
+            scalars[chunk.clients] = slopes.cpu().numpy()
+        return scalars, losses
+
+    def _fitting(self, examples: int, most: int) -> int:
+        """How many passes of so many examples fit memory side by side, and on the CPU at most `most`."""
+        one = 4 * (self._d + 64 * int(np.prod(self._images.shape[1:])) * examples)
         if self._device.type == "cuda":
-            size = torch.cuda.get_device_properties(self._device).total_memory // GPU_SHARE // per_client
-        else:
-            size = min(CHUNK_CLIENTS, CHUNK_BYTES // per_client)
-        size = max(1, size)
+            return max(1, torch.cuda.get_device_properties(self._device).total_memory // GPU_SHARE // one)
+        return max(1, min(most, CHUNK_BYTES // one))
+
+    def _chunks(self, rows: NDArray[np.int64], most: int | None = None) -> Iterator[_Chunk]:
+        """Cut the clients into runs that fit memory, and have at most `most` of them.
+
+        The cuts depend on the config, and on the kind of GPU, alone.
+        """
+        size = self._fitting(rows.shape[1], CHUNK_CLIENTS)
+        size = size if most is None else min(size, most)
         for begin in range(0, len(rows), size):
             chosen = torch.from_numpy(rows[begin : begin + size]).to(self._device)
             yield _Chunk(slice(begin, begin + len(chosen)), self._pixels(self._images[chosen]), self._labels[chosen])
 
 
 def _client_losses(model: FlatModel, flat: Tensor, chunk: _Chunk) -> Tensor:
-    clients, batch = chunk.labels.shape
+    clients = len(chunk.labels)
     logits = model(flat, chunk.inputs.flatten(0, 1)).double()
-    losses = torch.nn.functional.cross_entropy(logits, chunk.labels.flatten(), reduction="none")
-    return losses.view(clients, batch).mean(dim=1)
+    losses = torch.nn.functional.cross_entropy(logits, chunk.labels.flatten(0, 1), reduction="none")
+    return losses.view(clients, -1).mean(dim=1)
 
 
 class Pixels:
@@ -163,7 +207,8 @@ class Pixels:
             mean, std = (torch.tensor(values).view(channels) for values in (dataset.mean, dataset.std))
         else:
             mean, std = torch.zeros(1, 1, 1), torch.ones(1, 1, 1)
-        self._scale = (1 / (255 * std)).to(config.device)
+        unit = 1 if config.pixels == "raw" else 255
+        self._scale = (1 / (unit * std)).to(config.device)
         self._offset = (mean / std).to(config.device)
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -180,8 +225,9 @@ class Evaluator:
         self._labels = torch.from_numpy(dataset.test.labels).to(config.device)
         self._pixels = Pixels(config, dataset)
 
-    def __call__(self, flat: Tensor, batch: int = 500) -> tuple[float, float]:
+    def __call__(self, flat: Tensor) -> tuple[float, float]:
         """Return (accuracy from 0 to 1, mean loss)."""
+        batch = IMAGES if self._labels.ndim == 1 else TEXTS
 
         def compute(model: FlatModel, begin: int) -> tuple[int, float]:
             labels = self._labels[begin : begin + batch]
@@ -192,4 +238,4 @@ class Evaluator:
 
         results = self._workers.map(compute, range(0, len(self._labels), batch))
         correct, losses = zip(*results, strict=True)
-        return sum(correct) / len(self._labels), sum(losses) / len(self._labels)
+        return sum(correct) / self._labels.numel(), sum(losses) / self._labels.numel()

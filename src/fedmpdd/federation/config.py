@@ -2,6 +2,7 @@
 
 import math
 import tomllib
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +14,9 @@ from fedmpdd.data import DATASETS, PartitionKind
 from fedmpdd.errors import ConfigError, InputError
 
 _STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+NOISE_ROOM = 12  # deviations of a secure sum's noise that its ring has room for: more come once in 10^32 numbers
 
 
 class PartitionConfig(BaseModel):
@@ -28,7 +32,11 @@ class PartitionConfig(BaseModel):
 
 
 class ServerConfig(BaseModel):
-    """How the server steps along the decoded gradient."""
+    """How the server steps along the decoded gradient.
+
+    control: the rate of a running mean of the estimates that clients subtract from their gradients before they encode
+    them, and the server adds back; at most about 1/(1 + ω), ω the relative error of a round, or it diverges.
+    """
 
     model_config = _STRICT
 
@@ -37,6 +45,7 @@ class ServerConfig(BaseModel):
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.99, ge=0, lt=1)
     epsilon: float = Field(default=1e-8, gt=0)
+    control: float | None = Field(default=None, gt=0, le=1)
 
 
 class CodecConfig(BaseModel):
@@ -45,6 +54,8 @@ class CodecConfig(BaseModel):
     keys: "sent" (each client draws a seed and sends it, as in the paper), "derived" (seeds follow from the session's
     seed, round and client, and are not sent), "partitioned" (one seed a round, one slot a client, nothing sent) or
     "shared" (one key a round for all clients, nothing sent).
+    error_feedback, memory: what clients remember from round to round, see fedmpdd.codecs.ErrorFeedback, DampedFeedback
+    and ControlVariates.
     clip, noise_multiplier, scale_grid: what protects updates, see fedmpdd.codecs.Private.
     """
 
@@ -53,6 +64,7 @@ class CodecConfig(BaseModel):
     name: str = "mpdd"
     keys: Literal["sent", "derived", "partitioned", "shared"] = "sent"
     error_feedback: bool = False
+    memory: Literal["damped", "control"] | None = None
     clip: float | None = Field(default=None, gt=0, strict=True, allow_inf_nan=False)
     # Not "noise", which is what laplace and gaussian call their variance.
     noise_multiplier: float = Field(default=0.0, ge=0, strict=True, allow_inf_nan=False)
@@ -65,10 +77,17 @@ class CodecConfig(BaseModel):
             raise ValueError(
                 f'{self.name} moves one model along the same directions for all clients; set keys = "shared"'
             )
-        if codec.from_losses and self.error_feedback:
+        if codec.from_losses and self.remembers:
             raise ValueError(f"{self.name} encodes losses, not gradients: there is no error to feed back")
+        if self.error_feedback and self.memory is not None:
+            raise ValueError(f"error_feedback and memory = {self.memory!r} are two memories; leave out one of them")
         self.protection()
         return self
+
+    @property
+    def remembers(self) -> bool:
+        """Whether clients keep a vector from round to round."""
+        return self.error_feedback or self.memory is not None
 
     def protection(self) -> Private | None:
         """Return what protects updates, if anything does."""
@@ -82,10 +101,10 @@ class CodecConfig(BaseModel):
         codec = self.build()
         if not isinstance(codec, MPDD):
             raise ValueError(f"{', '.join(given)}: only mpdd has scalars to protect, and name = {self.name!r}")
-        if self.error_feedback:
+        if self.remembers:
             raise ValueError(
-                f"{', '.join(given)} and error_feedback: a memory takes back, a round later, what clipping and noise "
-                "were to hide; leave out one of them"
+                f"{', '.join(given)} and error_feedback or memory: a memory takes back, a round later, what clipping "
+                "and noise were to hide; leave out one of them"
             )
         try:
             return Private(codec, **given)
@@ -100,13 +119,41 @@ class CodecConfig(BaseModel):
             raise ValueError(str(error)) from None
 
 
+class SecureConfig(BaseModel):
+    """Rounds in which the server sees the sum of all scalars and no client's own (docs/secure-sum.md).
+
+    clip, noise_multiplier: as in the codec's protection, but noise is drawn on integers, and of a round's sum.
+    dropouts: the share of a round's clients that may drop out; with more of them the round counts for nothing.
+    """
+
+    model_config = _STRICT
+
+    clip: float = Field(gt=0)
+    noise_multiplier: float = Field(default=0.0, ge=0)
+    ring_bits: int = Field(default=32, ge=16, le=64)
+    dropouts: float = Field(default=0.3, ge=0, lt=0.5)
+
+    def threshold(self, clients: int) -> int:
+        """Return how many of a round's clients must stay: more than half."""
+        return max(clients // 2 + 1, clients - math.floor(self.dropouts * clients + 1e-9))
+
+    def levels(self, clients: int) -> float:
+        """How many steps the longest vector has: as many as the ring has room for in the sum of all, noise included."""
+        room = clients + 1 + NOISE_ROOM * math.sqrt(clients) * self.noise_multiplier
+        return (2.0 ** (self.ring_bits - 1) - 1) / room
+
+    def noise_in_steps(self, clients: int) -> float:
+        """Return the deviation of the noise that a client adds to each of its numbers, in steps of the integers."""
+        return self.noise_multiplier * self.levels(clients)
+
+
 class RunConfig(BaseModel):
     """One training."""
 
     model_config = _STRICT
 
     dataset: str = "mnist-5k"
-    pixels: Literal["unit", "normalised"] = "normalised"
+    pixels: Literal["unit", "normalised", "raw"] = "normalised"
     model: str = "lenet"
     init: Literal["default", "uniform"] = "default"
     clients: int = Field(default=100, ge=1, le=2**32)
@@ -125,17 +172,24 @@ class RunConfig(BaseModel):
     downlink: Literal["model", "replay"] = "model"
     downlink_bits: Literal[32, 16, 8, 4, 1] | None = None
     journal: bool | None = None
+    client: Literal["backward", "forward"] = "backward"
     gradients: Literal["auto", "vmap", "loop", "layers"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     tf32: bool = False
     partition: PartitionConfig = PartitionConfig()
     server: ServerConfig = ServerConfig()
+    secure: SecureConfig | None = None
     codec: CodecConfig = Field(default_factory=lambda: CodecConfig.model_validate({"name": "mpdd", "m": 400}))
 
     @model_validator(mode="after")
     def _consistent(self) -> "RunConfig":
         if self.dataset not in DATASETS:
             raise ValueError(f"dataset = {self.dataset!r} is unknown; use one of {', '.join(DATASETS)}")
+        if (self.dataset == "python-docs") != (self.pixels == "raw"):
+            raise ValueError(
+                f"dataset = {self.dataset!r} with pixels = {self.pixels!r}: bytes of text (python-docs) are raw, and "
+                "those of images are not"
+            )
         if self.participation is not None and self.clients_per_round is not None:
             raise ValueError("participation and clients_per_round say the same thing; give one of them")
         if self.clients_per_round is not None and self.clients_per_round > self.clients:
@@ -152,21 +206,82 @@ class RunConfig(BaseModel):
             raise ValueError('gradients = "layers" needs all clients at one model; with local_steps above 1 use "vmap"')
         if self.local_steps > 1 and self.codec.build().from_losses:
             raise ValueError(f"{self.codec.name} sends differences of losses at one model; local_steps must be 1")
+        if self.client == "forward":
+            self._check_forward()
         if self.local_lr is not None and self.local_steps == 1:
             raise ValueError("local_lr is for local_steps above 1; with one step clients send gradients")
         if self.downlink == "replay" and self.journal is False:
             raise ValueError('downlink = "replay" sends what the journal holds; leave journal = false out')
-        if self.journaled and self.codec.error_feedback:
+        if self.journaled and self.codec.remembers:
             raise ValueError(
-                "codec.error_feedback with a journal: the memories of clients are not in it, so that a round could "
-                'not be gone on from; leave out one of them (journal, or downlink = "replay")'
+                "codec.error_feedback or codec.memory with a journal: the memories of clients are not in it, so that a "
+                'round could not be gone on from; leave out one of them (journal, or downlink = "replay")'
             )
+        if self.secure is not None:
+            self._check_secure()
+        if self.server.control is not None and self.downlink != "replay":
+            raise ValueError(
+                f"server.control = {self.server.control}: clients must know the mean that they subtract, and do where "
+                'they follow every round; set downlink = "replay"'
+            )
+        if self.server.control is not None and (self.codec.build().from_losses or self.local_steps > 1):
+            raise ValueError("server.control is subtracted from gradients; DeComFL and local_steps above 1 have none")
         if self.downlink_bits is not None and (self.codec.keys != "shared" or self.codec.name != "mpdd"):
             raise ValueError(
                 f"downlink_bits = {self.downlink_bits} rounds the mean of scalars along the same directions; it needs "
                 'the codec mpdd with keys = "shared"'
             )
         return self
+
+    def _check_forward(self) -> None:
+        """Raise ValueError where clients would need the gradient that forward mode never makes."""
+        if self.codec.name != "mpdd":
+            raise ValueError(
+                'client = "forward" computes derivatives along directions, and the codec '
+                f'{self.codec.name} does not send such; use codec mpdd, or client = "backward"'
+            )
+        if self.local_steps > 1:
+            raise ValueError(
+                f'client = "forward" never has a gradient to step along, and local_steps = {self.local_steps}; '
+                'set local_steps = 1, or client = "backward"'
+            )
+        if self.codec.remembers:
+            raise ValueError(
+                'client = "forward" never has the gradient that codec.error_feedback or codec.memory is the memory of; '
+                'leave them out, or use client = "backward"'
+            )
+        if self.server.control is not None:
+            raise ValueError(
+                'client = "forward" never has a gradient to subtract server.control from; leave it out, or use '
+                'client = "backward"'
+            )
+        if self.gradients == "layers":
+            raise ValueError(
+                'gradients = "layers" is a way to go back through a model; with client = "forward" use "vmap" (several '
+                'directions at once), "loop" (one after the other) or "auto"'
+            )
+
+    def _check_secure(self) -> None:
+        """Only numbers that mean the same for all clients can be added up unseen, and only if all weigh the same."""
+        codec = self.codec
+        whole = codec.name == "fedsgd"
+        if not whole and not (codec.name == "mpdd" and codec.keys == "shared" and codec.build() == self._float32()):
+            raise ValueError(
+                'secure adds up scalars along the same directions: use codec.name = "mpdd" with keys = "shared" and '
+                '32 bits, or "fedsgd"'
+            )
+        if codec.remembers or codec.protection() is not None or self.client == "forward":
+            raise ValueError(
+                "secure has a clip and noise of its own; leave out codec.clip, memories and forward clients"
+            )
+        if self.weighting != "equal":
+            raise ValueError('secure with weighting = "examples": nobody may see how much a client has; use "equal"')
+        if self.per_round < 2:
+            raise ValueError("secure with one client a round is no sum; take more clients")
+
+    def _float32(self) -> Codec:
+        codec = self.codec.build()
+        return replace(codec, bits=32) if isinstance(codec, MPDD) else codec
 
     @property
     def journaled(self) -> bool:
@@ -191,6 +306,8 @@ class RunConfig(BaseModel):
         """
         if self.gradients != "auto":
             return self.gradients
+        if self.client == "forward":  # several directions at once won with every model and batch
+            return "vmap"
         if self.device == "cuda":
             return "layers" if self.local_steps == 1 else "vmap"
         return "vmap" if self.batch <= 16 else "loop"
@@ -289,7 +406,11 @@ def _explain(problem: Any) -> str:
     """One sentence: the key, what came, what is allowed."""
     where = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
-        tables: dict[str, type[BaseModel]] = {"partition": PartitionConfig, "server": ServerConfig}
+        tables: dict[str, type[BaseModel]] = {
+            "partition": PartitionConfig,
+            "server": ServerConfig,
+            "secure": SecureConfig,
+        }
         known = tables.get(str(problem["loc"][0]), RunConfig).model_fields
         return f"{where} is not a key of a config; the keys here are {', '.join(known)}"
     message = str(problem["msg"]).removeprefix("Value error, ")

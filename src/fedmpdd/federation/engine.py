@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fedmpdd import models
 from fedmpdd.bundle import Bundle, unpack_bundle
-from fedmpdd.codecs import Codec, DeComFL
-from fedmpdd.data import Dataset, Partition, load, make_partition
+from fedmpdd.codecs import MPDD, Codec, DeComFL
+from fedmpdd.data import Dataset, Partition, PartitionKind, load, make_partition
 from fedmpdd.directions import Key, backend
 from fedmpdd.errors import CodecError, ConfigError, RunError
 from fedmpdd.federation import sampling
@@ -22,7 +22,7 @@ from fedmpdd.federation.clients import ClientStep, Evaluator
 from fedmpdd.federation.config import RunConfig
 from fedmpdd.federation.devices import reproducible_arithmetic, resolve_device
 from fedmpdd.federation.downlink import Downlink, ModelDownlink, ReplayDownlink
-from fedmpdd.federation.exchange import FrameExchange, Sent, make_exchange, make_feedback
+from fedmpdd.federation.exchange import Exchange, FrameExchange, Sent, make_exchange, make_memories
 from fedmpdd.federation.journal import Header
 from fedmpdd.federation.replay import bundle_codec, model_sha256
 from fedmpdd.federation.server import ServerStep
@@ -80,24 +80,32 @@ class Federation:
         self.model.module.to(config.device)
         self.flat = self.flat.to(config.device)
         self.codec = config.codec.build().for_shapes([tuple(shape) for shape in self.model.shapes])
-        self.feedback = make_feedback(self.codec, self.flat.device) if config.codec.error_feedback else None
+        self.memories = make_memories(config.codec, self.codec, self.flat.device)
         self._sessions: dict[Codec, Session] = {}
         # Whatever refuses the config, better now than in the first round.
         self._session_of(self.codec)
-        if self.feedback is not None:
+        if self.memories is not None:
             try:
-                self.feedback.check(self.model.d)
+                self.memories.check(self.model.d)
             except CodecError as error:
-                raise ConfigError(f"codec.error_feedback: {error}") from None
+                raise ConfigError(f"codec.{'memory' if config.codec.memory else 'error_feedback'}: {error}") from None
         self._protection = config.codec.protection()
-        self._exchange = make_exchange(
+        self._exchange: Exchange = make_exchange(
             self.codec,
             self.flat.device,
-            self.feedback,
+            self.memories,
             self._protection,
-            recorded=config.journaled,
+            # On a GPU only gradients stay there: what is recorded, or was never a gradient, goes through frames.
+            framed=config.journaled or self.codec.from_losses or config.client == "forward",
             mean_bits=config.downlink_bits,
         )
+        self._secure = None
+        if config.secure is not None:
+            from fedmpdd.federation.secure import SecureExchange  # needs a package that others do not
+
+            self._exchange = self._secure = SecureExchange(
+                config.secure, self.codec, self.model.d, config.per_round, self.flat.device, config.downlink_bits
+            )
         self._server_step = ServerStep(config.server, config.lr, self.model.d, config.device)
         self.journal_header = Header(
             self.model.d,
@@ -110,6 +118,8 @@ class Federation:
         if config.downlink == "replay":
             vectors = 4 * self.model.d * (1 + len(self._server_step.state))
             self._downlink = ReplayDownlink(vectors, len(self.journal_header.pack()))
+        # Of a secure sum nothing can be seen unless enough clients stay.
+        self._fewest = 1 if config.secure is None else config.secure.threshold(config.per_round)
         self.bundle = b""  # of the last round, where the run keeps a journal
         self._prepared: _Plan | None = None
         workers = Workers(self.model, threaded=not self.flat.is_cuda)
@@ -127,35 +137,28 @@ class Federation:
             losses: Tensor | None = None
             sent, bundle = Sent(None, 0, 0), None
             downlink_bytes = self._downlink.send(plan.selected.tolist(), k)  # line 4
+            if self._secure is not None:
+                downlink_bytes += self._secure.overhead_down(len(plan.selected))
             gradient_done = encode_done = decode_done = start
-            if plan.keys:
+            if len(plan.keys) >= self._fewest:
                 session = self._session_of(self.codec.at_round(k))
-                if isinstance(session.codec, DeComFL):  # no gradients: losses along the round's directions
-                    differences, losses = self._client_step.loss_differences(
-                        self.flat, plan.batches, session.codec, plan.keys[0]
-                    )
-                    gradient_done = self._clock()
-                    frames = FrameExchange(self.flat.device)
-                    sent = frames.send_losses(session, differences, plan.keys)
-                    encode_done = self._clock()
-                    estimate, bundle = frames.receive(session, sent, plan.keys, plan.weights)
-                else:
-                    gradients, losses = self._client_step(self.flat, plan.batches)  # line 6
-                    self._prepare(k + 1)
-                    gradient_done = self._clock()
-                    noise = sampling.noise_sources(config, k, plan.present) if self._protection else None
-                    sent = self._exchange.send(session, gradients, plan.keys, plan.present, noise)  # lines 7 to 11
-                    encode_done = self._clock()
-                    estimate, bundle = self._exchange.receive(session, sent, plan.keys, plan.weights)  # lines 13 to 20
+                computed, losses = self._compute(session.codec, plan)  # line 6
+                self._prepare(k + 1)
+                gradient_done = self._clock()
+                sent = self._send(session, computed, plan)  # lines 7 to 11
+                encode_done = self._clock()
+                estimate, bundle = self._exchange.receive(session, sent, plan.keys, plan.weights)  # lines 13 to 20
                 self.flat = self._server_step(self.flat, estimate, k)  # line 22
                 decode_done = self._clock()
+            elif plan.keys and self._secure is not None:
+                sent = self._secure.in_vain(len(plan.keys))
             self._note(bundle or Bundle())
             self.next_round = k + 1
             accuracy, test_loss = self.evaluate(self.flat) if self._is_evaluated(k) else (None, None)
         return RoundMetrics(
             round=k,
             loss=None if losses is None else float(losses.double().cpu().numpy().mean()),
-            clients=len(plan.keys),
+            clients=0 if losses is None else len(plan.keys),
             uplink_bytes=sent.uplink_bytes,
             payload_bytes=sent.payload_bytes,
             downlink_bytes=downlink_bytes,
@@ -165,6 +168,28 @@ class Federation:
             accuracy=accuracy,
             test_loss=test_loss,
         )
+
+    def _compute(self, codec: Codec, plan: "_Plan") -> tuple[Tensor | NDArray[np.float64], Tensor]:
+        """What the clients encode, and their losses: gradients, or numbers along directions where there are none."""
+        if isinstance(codec, DeComFL):
+            return self._client_step.loss_differences(self.flat, plan.batches, codec, plan.keys[0])
+        if self.config.client == "forward":
+            assert isinstance(codec, MPDD)
+            return self._client_step.derivatives(self.flat, plan.batches, codec, plan.keys)
+        gradients, losses = self._client_step(self.flat, plan.batches)
+        if self._server_step.control is not None:
+            gradients -= self._server_step.control
+        return gradients, losses
+
+    def _send(self, session: Session, computed: Tensor | NDArray[np.float64], plan: "_Plan") -> Sent:
+        noisy = self._protection is not None or self.config.secure is not None
+        noise = sampling.noise_sources(self.config, plan.round, plan.present) if noisy else None
+        if isinstance(computed, Tensor):
+            return self._exchange.send(session, computed, plan.keys, plan.present, noise)
+        assert isinstance(self._exchange, FrameExchange)
+        if isinstance(session.codec, DeComFL):
+            return self._exchange.send_losses(session, computed, plan.keys)
+        return self._exchange.send_scalars(session, computed, plan.keys, noise)
 
     def _note(self, bundle: Bundle) -> None:
         if self.config.journaled:
@@ -249,7 +274,7 @@ class Federation:
 
     def state(self) -> dict[str, Tensor]:
         """Return everything a checkpoint needs besides the number of the next round."""
-        memories = self.feedback.state() if self.feedback else {}
+        memories = self.memories.state() if self.memories else {}
         return {
             "model": self.flat.cpu(),
             **{f"server.{name}": value.cpu() for name, value in self._server_step.state.items()},
@@ -260,13 +285,13 @@ class Federation:
         """Go on from a checkpoint."""
         memories = {name: state[name] for name in state if name.startswith("feedback.")}
         expected = {"model", *(f"server.{name}" for name in self._server_step.state), *memories}
-        wrong = set(state) != expected or (memories and self.feedback is None)
+        wrong = set(state) != expected or (memories and self.memories is None)
         if wrong or any((v.shape, v.dtype) != (self.flat.shape, self.flat.dtype) for v in state.values()):
             raise RunError(
                 "the checkpoint is of another model, server or codec; resume with the config that it was made with"
             )
-        if self.feedback is not None:
-            self.feedback.load(
+        if self.memories is not None:
+            self.memories.load(
                 {int(name.removeprefix("feedback.")): memory.numpy() for name, memory in memories.items()}
             )
         self.flat = state["model"].to(self.flat.device)
@@ -292,6 +317,12 @@ def federation_of(config: RunConfig, dataset: Dataset) -> Federation:
 def partition_of(config: RunConfig, labels: NDArray[np.int64]) -> Partition:
     """Deal out examples with these labels as a config says."""
     p = config.partition
+    if labels.ndim > 1:  # texts: a label per position, none per example
+        if p.kind != PartitionKind.IID:
+            raise ConfigError(
+                f'partition.kind = "{p.kind}" deals out classes, and {config.dataset} has none; use "iid"'
+            )
+        labels = np.zeros(len(labels), np.int64)
     return make_partition(
         labels,
         config.clients,

@@ -1,7 +1,7 @@
 """From the clients' gradients to the server's estimate: through real frames, or without leaving a GPU."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -10,9 +10,24 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmpdd.bundle import Bundle
-from fedmpdd.codecs import MPDD, Codec, DeComFL, ErrorFeedback, NoiseSource, Private, Update, rivals_torch, shared_mean
+from fedmpdd.codecs import (
+    MPDD,
+    Codec,
+    ControlVariates,
+    DampedFeedback,
+    DeComFL,
+    ErrorFeedback,
+    Memories,
+    NoiseSource,
+    Private,
+    Update,
+    rivals_torch,
+    shared_mean,
+    update_of_scalars,
+)
 from fedmpdd.codecs.base import mean_factors
 from fedmpdd.directions import Key, derive_seed
+from fedmpdd.federation.config import CodecConfig
 from fedmpdd.wire import Session
 
 
@@ -23,6 +38,7 @@ class Sent:
     content: Any  # between `send` and `receive` of one exchange
     uplink_bytes: int  # whole compact frames
     payload_bytes: int  # scale and scalars alone, as the paper counts
+    clients: tuple[int, ...] = ()  # who sent it, where clients have memories
 
 
 class Received(NamedTuple):
@@ -61,12 +77,12 @@ class FrameExchange:
     def __init__(
         self,
         device: torch.device,
-        feedback: ErrorFeedback | None = None,
+        memories: Memories | None = None,
         protection: Private | None = None,
         mean_bits: int | None = None,
     ) -> None:
         self._device = device
-        self._feedback = feedback
+        self._memories = memories
         self._protection = protection
         self._mean_bits = mean_bits
 
@@ -79,19 +95,40 @@ class FrameExchange:
         noise: Sequence[NoiseSource] | None = None,
     ) -> Sent:
         """See Exchange."""
-        rows: Any = gradients if gradients.is_cuda and isinstance(session.codec, MPDD) else gradients.cpu().numpy()
+        on_gpu = gradients.is_cuda and isinstance(session.codec, MPDD) and self._memories is None
+        rows: Any = gradients if on_gpu else gradients.cpu().numpy()
         if self._protection is not None:
             return self._pack(session, self._protection.encode(rows, keys, noise))
-        if self._feedback is None:
+        if self._memories is None:
             return self._pack(session, session.codec.encode(rows, keys))
-        self._feedback.codec = session.codec
-        return self._pack(session, self._feedback.encode(rows, keys, [int(client) for client in clients]))
+        self._memories.codec = session.codec
+        numbers = tuple(int(client) for client in clients)
+        return replace(self._pack(session, self._memories.encode(rows, keys, numbers)), clients=numbers)
 
     def send_losses(self, session: Session, differences: NDArray[np.float64], keys: list[Key]) -> Sent:
         """Send differences of losses, which is what DeComFL has instead of gradients."""
         codec = session.codec
         assert isinstance(codec, DeComFL)
         return self._pack(session, codec.encode_losses(differences, keys, session.d))
+
+    def send_scalars(
+        self,
+        session: Session,
+        scalars: NDArray[np.float64],
+        keys: list[Key],
+        noise: Sequence[NoiseSource] | None = None,
+    ) -> Sent:
+        """Send derivatives along directions, which is what forward-mode clients have instead of gradients."""
+        codec = session.codec
+        assert isinstance(codec, MPDD)
+        if self._protection is not None:
+            return self._pack(session, self._protection.encode_scalars(scalars, keys, session.d, noise))
+        updates = [
+            # Rounded with the numbers that `encode` takes, so that the updates are those of backpropagation.
+            update_of_scalars(codec, row, session.d, key, codec.bits, rounding=key)
+            for row, key in zip(scalars, keys, strict=True)
+        ]
+        return self._pack(session, updates)
 
     def _pack(self, session: Session, updates: list[Update]) -> Sent:
         frames = [session.pack(update) for update in updates]
@@ -108,15 +145,19 @@ class FrameExchange:
             # Rounded with other numbers than the clients', or errors would add up instead of cancelling.
             rounding = Key(derive_seed(keys[0].seed, 0, 0))
             bundle = Bundle((shared_mean(session.codec, received, self._mean_bits, rounding, weights),))
-        return Received(bundle.estimate(str(self._device)), bundle)
+        estimate = bundle.estimate(str(self._device))
+        if self._memories is not None:
+            finished = self._memories.finish(estimate.cpu().numpy(), sent.clients, weights)
+            estimate = torch.from_numpy(finished).to(self._device)
+        return Received(estimate, bundle)
 
 
 class DeviceExchange:
     """Updates stay on the GPU. Frames of a session all have one length, so that bytes are counted without them."""
 
-    def __init__(self, device: torch.device, feedback: ErrorFeedback | None = None) -> None:
+    def __init__(self, device: torch.device, memories: Memories | None = None) -> None:
         self._device = device
-        self._feedback = feedback
+        self._memories = memories
 
     @staticmethod
     def handles(codec: Codec) -> bool:
@@ -134,9 +175,9 @@ class DeviceExchange:
         """See Exchange."""
         codec, count = session.codec, len(keys)
         content: Any
-        if isinstance(self._feedback, rivals_torch.TorchErrorFeedback):
-            self._feedback.codec = codec
-            content = self._feedback.decoded(gradients, keys, [int(client) for client in clients])
+        if isinstance(self._memories, rivals_torch.TorchErrorFeedback):
+            self._memories.codec = codec
+            content = self._memories.decoded(gradients, keys, [int(client) for client in clients])
         elif not isinstance(codec, MPDD):
             content = rivals_torch.decoded(codec, gradients, keys)
         else:
@@ -163,22 +204,28 @@ class DeviceExchange:
 def make_exchange(
     codec: Codec,
     device: torch.device,
-    feedback: ErrorFeedback | None,
+    memories: Memories | None,
     protection: Private | None,
     *,
-    recorded: bool,
+    framed: bool,
     mean_bits: int | None,
 ) -> Exchange:
-    """Return how updates of this codec travel on this device; if they are recorded, as frames."""
-    stays = feedback is None or isinstance(feedback, rivals_torch.TorchErrorFeedback)
-    plain = protection is None and not recorded and mean_bits is None
+    """Return how updates of this codec travel on this device; as real frames where that is asked for."""
+    stays = memories is None or isinstance(memories, rivals_torch.TorchErrorFeedback)
+    plain = protection is None and not framed and mean_bits is None
     if device.type == "cuda" and stays and plain and DeviceExchange.handles(codec):
-        return DeviceExchange(device, feedback)
-    return FrameExchange(device, feedback, protection, mean_bits)
+        return DeviceExchange(device, memories)
+    return FrameExchange(device, memories, protection, mean_bits)
 
 
-def make_feedback(codec: Codec, device: torch.device) -> ErrorFeedback:
-    """Return error feedback for this codec on this device."""
+def make_memories(config: CodecConfig, codec: Codec, device: torch.device) -> Memories | None:
+    """Return what clients remember from round to round with this codec on this device, if anything."""
+    if config.memory == "control":
+        return ControlVariates(codec)
+    if config.memory == "damped":
+        return DampedFeedback(codec)
+    if not config.error_feedback:
+        return None
     if device.type == "cuda" and rivals_torch.handles(codec):
         return rivals_torch.TorchErrorFeedback(codec, device)
     return ErrorFeedback(codec)

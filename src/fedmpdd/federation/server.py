@@ -18,12 +18,23 @@ class ServerStep:
         self._config = config
         # It multiplies model differences too: with several local steps 1.0 is plain averaging.
         self._lr = lr
-        names = {"sgd": (), "momentum": ("velocity",), "adam": ("first", "second")}[config.optimiser]
+        names: tuple[str, ...] = {"sgd": (), "momentum": ("velocity",), "adam": ("first", "second")}[config.optimiser]
+        if config.control is not None:
+            names = (*names, "control")
         self.state: dict[str, Tensor] = {name: torch.zeros(d, device=device) for name in names}
+
+    @property
+    def control(self) -> Tensor | None:
+        """What clients subtract from their gradients, if anything: the running mean of all estimates so far."""
+        return self.state.get("control")
 
     def __call__(self, flat: Tensor, gradient: Tensor, round_number: int) -> Tensor:
         """Algorithm 2, line 22: x_{k+1} = x_k − η ĝ, or its relative."""
         c = self._config
+        if c.control is not None:
+            mean = self.state["control"]
+            gradient = mean + gradient
+            self.state["control"] = mean + c.control * (gradient - mean)
         if c.optimiser == "sgd":
             return flat - self._lr * gradient
         if c.optimiser == "momentum":

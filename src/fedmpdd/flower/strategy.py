@@ -94,6 +94,8 @@ class FedMPDD(FedAvg):
         self.lr = 1.0 if lr is None else lr
         self._damped = lr is None
         self.server = server or ServerConfig()
+        if self.server.control is not None:
+            raise ConfigError("server.control is for the local engine: clients here do not follow every round")
         self.weighting = weighting
         self.max_value, self.max_ratio = max_value, max_ratio
         self.checkpoint = None if checkpoint is None else Path(checkpoint)
@@ -361,6 +363,8 @@ def _checked(codec: CodecConfig) -> CodecConfig:
         raise ConfigError(f"codec {codec.name!r} sends losses; a train function returns a model or a gradient")
     if codec.keys == "derived":
         raise ConfigError('keys = "derived" is for the local engine; use "sent", "partitioned" or "shared"')
+    if codec.memory is not None:
+        raise ConfigError(f"memory = {codec.memory!r} is for the local engine; use error_feedback, or leave it out")
     return codec
 
 

@@ -96,6 +96,6 @@ def _text_of(config: RunConfig) -> str:
     parameters = {
         key: value
         for key, value in values.items()
-        if key not in ("name", "keys", "error_feedback") and not (key in unset and value == unset[key])
+        if key not in ("name", "keys", "error_feedback", "memory") and not (key in unset and value == unset[key])
     }
     return ":".join([values["name"], *(f"{key}={value}" for key, value in parameters.items())])

@@ -5,8 +5,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fedmpdd.codecs import MPDD
+from fedmpdd.codecs.discrete_gaussian import closeness
 from fedmpdd.errors import PrivacyError
 from fedmpdd.federation import RunConfig
+from fedmpdd.federation.config import SecureConfig
 from fedmpdd.federation.sampling import most_participations
 from fedmpdd.privacy.accounting import FixedSize, Spent, epsilon, noise_multiplier_for
 
@@ -14,6 +16,7 @@ NEIGHBOURS = "all gradients of one client replaced by any others"
 PROTECTS = "everything one client holds, and so any one example that no other client holds"
 # Two clipped vectors differ by up to twice their bound.
 REPLACEMENT = 2
+NEGLIGIBLE = 1e-30  # per number: for a million numbers in a million rounds ε grows by 10^−18
 
 
 @dataclass(frozen=True)
@@ -89,10 +92,13 @@ def noise_for(config: RunConfig, wanted: float, delta: float) -> dict[str, float
 
 
 def _clipped_noise(config: RunConfig) -> float:
+    if config.secure is not None:
+        return config.secure.noise_multiplier
     if config.codec.clip is None:
         raise PrivacyError(
             "nothing is clipped, so that one client can change an update by any amount and there is no ε, whatever the "
-            "noise and the number of bits; set codec.clip and codec.noise_multiplier (docs/protection.md)"
+            "noise and the number of bits; set codec.clip and codec.noise_multiplier, or those of secure "
+            "(docs/protection.md)"
         )
     return config.codec.noise_multiplier
 
@@ -130,13 +136,14 @@ def _models(config: RunConfig, delta: float) -> list[_Model]:
     aggregate = _Route(added, taken)
     central: tuple[_Route, ...] = (aggregate,)
     # Where clients have directions of their own, the mean itself shows who took part.
-    if config.codec.keys == "shared" and config.per_round < config.clients:
+    together = config.codec.keys == "shared" or config.secure is not None
+    if together and config.per_round < config.clients:
         central = (aggregate, _Route(added, config.rounds, FixedSize(config.per_round, config.clients)))
     return [
         _Model("local", "the server, and whoever reads updates", (_Route(1, taken),), tuple(always)),
         _Model(
             "aggregate",
-            "a server that sees the sum of a round and who took part, as with secure aggregation",
+            "a server that sees the sum of a round and who took part, as with secure sums",
             (aggregate,),
             (*always, why, "every client of the round adds its noise"),
         ),
@@ -149,8 +156,23 @@ def _models(config: RunConfig, delta: float) -> list[_Model]:
     ]
 
 
+def _in_a_secure_sum(secure: SecureConfig, clients: int) -> tuple[int, str]:
+    """Integer noise of all who stay; a sum of such noises is one of its own kind, but for next to nothing."""
+    if secure.noise_multiplier > 0:
+        apart = closeness(secure.noise_in_steps(clients), clients)
+        if apart > NEGLIGIBLE:
+            raise PrivacyError(
+                f"secure.ring_bits = {secure.ring_bits}: noise of {secure.noise_in_steps(clients):.2g} steps is too "
+                "narrow for sums of it to be counted as one; take more bits, or more noise"
+            )
+    stay = secure.threshold(clients)
+    return stay, f"the noise of {stay} of {clients} clients adds up, those that must stay for a sum to be seen"
+
+
 def _noise_that_adds_up(config: RunConfig) -> tuple[int, str]:
     """How many updates' noise hides one client's scalars in the mean, and why."""
+    if config.secure is not None:
+        return _in_a_secure_sum(config.secure, config.per_round)
     codec = config.codec.build()
     assert isinstance(codec, MPDD)  # nothing else can be clipped
     if config.codec.keys != "shared":

@@ -1,0 +1,28 @@
+"""Secure sums: the server learns the sum of the clients' vectors, and of one client's nothing else.
+
+The double-masking protocol of Bonawitz et al. (2017), for a server that follows the protocol and is curious, and for
+clients that may vanish at any moment. What that means, the messages byte by byte and what it costs: docs/secure-sum.md.
+"""
+
+from fedmpdd.secure_sum.client import SecureClient
+from fedmpdd.secure_sum.fixed_point import FixedPoint
+from fedmpdd.secure_sum.messages import Phase, bytes_down, bytes_up, read_terms
+from fedmpdd.secure_sum.ring import Ring
+from fedmpdd.secure_sum.server import SecureServer
+from fedmpdd.secure_sum.simulate import SecureSum, secure_sum
+from fedmpdd.secure_sum.terms import Terms, default_threshold
+
+__all__ = [
+    "FixedPoint",
+    "Phase",
+    "Ring",
+    "SecureClient",
+    "SecureServer",
+    "SecureSum",
+    "Terms",
+    "bytes_down",
+    "bytes_up",
+    "default_threshold",
+    "read_terms",
+    "secure_sum",
+]

@@ -1,0 +1,64 @@
+"""Rounds of secure sums that stop where a test looks closer."""
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmpdd.secure_sum import Phase, SecureClient, SecureServer, Terms
+from fedmpdd.secure_sum.messages import HEADER_BYTES
+
+RUN = bytes(range(16))
+Vectors = NDArray[np.uint64]
+
+
+def terms_of(clients: int, length: int = 5, **changes: int) -> Terms:
+    return Terms(**{"run": RUN, "round": 3, "clients": clients, "length": length, **changes})  # type: ignore[arg-type]
+
+
+def some_vectors(clients: int, length: int, bits: int, seed: int = 0) -> Vectors:
+    words = np.random.default_rng(seed).integers(0, 2**64 - 1, (clients, length), dtype=np.uint64, endpoint=True)
+    return words & np.uint64(2**bits - 1)
+
+
+def sum_of(vectors: Vectors, members: tuple[int, ...], bits: int) -> list[int]:
+    return [sum(int(vectors[i, k]) for i in members) % 2**bits for k in range(vectors.shape[1])]
+
+
+class Round:
+    """A round that stops where a test looks closer; `sent` and `opening` keep every message."""
+
+    def __init__(self, terms: Terms, vectors: Vectors | None = None, until: Phase = Phase.DONE) -> None:
+        self.terms = terms
+        self.vectors = np.zeros((terms.clients, terms.length), np.uint64) if vectors is None else vectors
+        self.clients = [SecureClient(terms, i) for i in range(terms.clients)]
+        self.server = SecureServer(terms)
+        self.opening: dict[Phase, dict[int, bytes]] = {
+            Phase.ADVERTISE: dict.fromkeys(range(terms.clients), self.server.open())
+        }
+        self.sent: dict[Phase, dict[int, bytes]] = {}
+        for phase in (Phase.ADVERTISE, Phase.SHARE, Phase.MASK, Phase.UNMASK):
+            if phase >= until:
+                return
+            self.answers(phase)
+            for i, message in self.sent[phase].items():
+                self.server.receive(i, message)
+            if phase < Phase.UNMASK:
+                self.opening[Phase(phase + 1)] = self.server.advance()
+        self.total = self.server.finish()
+
+    def answers(self, phase: Phase) -> None:
+        self.sent[phase] = {i: self.answer(i, phase, message) for i, message in self.opening[phase].items()}
+
+    def answer(self, i: int, phase: Phase, message: bytes) -> bytes:
+        client = self.clients[i]
+        steps: list[Callable[[], bytes]] = [
+            client.advertise,
+            lambda: client.share(message),
+            lambda: client.mask(message, self.vectors[i]),
+            lambda: client.unmask(message),
+        ]
+        return steps[phase]()
+
+    def masked(self, i: int) -> NDArray[np.uint32] | Vectors:
+        return self.terms.ring.unpack(memoryview(self.sent[Phase.MASK][i])[HEADER_BYTES:], self.terms.length)

@@ -1,0 +1,204 @@
+"""Messages of secure sums: nothing is believed that is garbled, late, repeated, or of somebody else."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedmpdd.errors import (
+    ContentError,
+    FrameLengthError,
+    InputError,
+    MagicError,
+    SecureSumError,
+    SessionMismatchError,
+    TruncatedFrameError,
+    VersionError,
+    WireError,
+)
+from fedmpdd.secure_sum import (
+    Phase,
+    SecureClient,
+    SecureServer,
+    Terms,
+    bytes_down,
+    bytes_up,
+    primitives,
+    read_terms,
+    secure_sum,
+)
+from fedmpdd.secure_sum.client import PAIR, own_mask, pair_mask, seed_digest
+from fedmpdd.secure_sum.messages import HEADER_BYTES, Kind, write
+from tests.secure_sum.rounds import Round, terms_of
+
+
+@pytest.mark.parametrize("phase", [Phase.ADVERTISE, Phase.SHARE, Phase.MASK, Phase.UNMASK])
+def test_the_server_refuses_what_is_garbled_late_or_of_somebody_else(phase: Phase) -> None:
+    this = Round(terms_of(3), until=phase)
+    this.answers(phase)
+    good = this.sent[phase][0]
+    refused: list[tuple[bytes, type[WireError]]] = [
+        (b"", TruncatedFrameError),
+        (good[: HEADER_BYTES - 1], TruncatedFrameError),
+        (b"X" + good[1:], MagicError),
+        (good[:4] + b"\x02" + good[5:], VersionError),
+        (good[:5] + b"\x09" + good[6:], ContentError),
+        (good[:8] + bytes(8) + good[16:], SessionMismatchError),
+        (good[:-1], FrameLengthError),
+        (good + b"\0", FrameLengthError),
+        (this.sent[phase][1], ContentError),
+        (Round(terms_of(3, round=2), until=Phase(phase + 1)).sent[phase][0], SessionMismatchError),
+    ]
+    refused += [(this.sent[earlier][0], ContentError) for earlier in this.sent if earlier < phase]
+    for message, error in refused:
+        with pytest.raises(error):
+            this.server.receive(0, message)
+    for stranger in (-1, 3):
+        with pytest.raises(ContentError, match="no part"):
+            this.server.receive(stranger, good)
+    this.server.receive(0, good)
+    with pytest.raises(ContentError, match="already"):
+        this.server.receive(0, good)
+
+
+@pytest.mark.parametrize("phase", [Phase.SHARE, Phase.MASK, Phase.UNMASK])
+def test_the_client_refuses_what_is_garbled_or_of_another_round(phase: Phase) -> None:
+    this = Round(terms_of(3), until=phase)
+    good = this.opening[phase][0]
+    for length in range(len(good)):
+        with pytest.raises(WireError):
+            this.answer(0, phase, good[:length])
+    other = Round(terms_of(3, round=4), until=phase).opening[phase][0]
+    again = Round(terms_of(3), until=phase).opening[phase][0]  # the same terms, so that only secrets tell them apart
+    for message, error in ((other, SessionMismatchError), (good + b"\0", FrameLengthError)):
+        with pytest.raises(error):
+            this.answer(0, phase, message)
+    if phase != Phase.UNMASK:  # who survived is no secret, and the same here
+        with pytest.raises(ContentError):
+            this.answer(0, phase, again)
+    this.answer(0, phase, good)
+
+
+def test_any_changed_byte_of_an_inbox_is_noticed() -> None:
+    this = Round(terms_of(3), until=Phase.MASK)
+    good = this.opening[Phase.MASK][0]
+    for at in range(len(good)):
+        bad = bytearray(good)
+        bad[at] ^= 1
+        with pytest.raises((WireError, SecureSumError)):
+            this.clients[0].mask(bytes(bad), this.vectors[0])
+
+
+def test_keys_that_hide_nothing_and_keys_in_use_are_refused() -> None:
+    terms = terms_of(3)
+    server = SecureServer(terms)
+    mine = SecureClient(terms, 0).advertise()
+    server.receive(0, mine)
+    with pytest.raises(ContentError, match="hides nothing"):
+        server.receive(1, write(Kind.ADVERTISED, terms, 1, bytes(32), mine[-32:]))
+    with pytest.raises(ContentError, match="in use"):
+        server.receive(1, write(Kind.ADVERTISED, terms, 1, mine[HEADER_BYTES:]))
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+def test_a_wrong_share_stops_the_round_instead_of_spoiling_the_sum(dropped: bool) -> None:
+    terms = terms_of(4, threshold=3)
+    this = Round(terms, until=Phase.MASK)
+    this.answers(Phase.MASK)
+    stayed = [0, 1, 2] if dropped else [0, 1, 2, 3]
+    for i in stayed:
+        this.server.receive(i, this.sent[Phase.MASK][i])
+    for i, message in this.server.advance().items():
+        told = bytearray(this.clients[i].unmask(message))
+        if i == 1:
+            told[-17] ^= 1  # of the last client's secret: its key where it vanished, else its seed
+        this.server.receive(i, bytes(told))
+    with pytest.raises(SecureSumError, match="client 3's secret"):
+        this.server.finish()
+
+
+def test_a_share_beyond_the_field_and_stray_bits_are_refused() -> None:
+    this = Round(terms_of(3, 3, ring_bits=17), until=Phase.UNMASK)
+    with pytest.raises(ContentError, match="beyond the field"):
+        this.server.receive(0, write(Kind.UNMASKED, this.terms, 0, b"\xff" * 99))
+    with pytest.raises(ContentError, match="behind the last"):
+        this.terms.ring.unpack(memoryview(b"\xff" * 7), 3)
+    with pytest.raises(ContentError, match="beyond the last"):
+        this.clients[0].unmask(write(Kind.SURVIVORS, this.terms, 0xFFFF, b"\xff"))
+
+
+def test_terms_go_through_bytes_and_nothing_else_is_believed() -> None:
+    terms = terms_of(100, 13_426, ring_bits=24)
+    good = SecureServer(terms).open()
+    assert read_terms(good) == terms
+    assert terms.threshold == 67
+    for at in range(len(good)):
+        bad = bytearray(good)
+        bad[at] ^= 0x80
+        with pytest.raises(WireError):
+            read_terms(bytes(bad))
+        with pytest.raises(WireError):
+            read_terms(good[:at])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"clients": 1}, "clients = 1"),
+        ({"clients": 4, "threshold": 2}, "more than half"),
+        ({"threshold": 6}, "more than half"),
+        ({"length": 0}, "length = 0"),
+        ({"round": -1}, "round = -1"),
+        ({"ring_bits": 15}, "16 to 64"),
+        ({"run": b"short"}, "16 bytes"),
+    ],
+)
+def test_terms_that_no_sum_has_are_refused(changes: dict[str, int], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        terms_of(**{"clients": 5, **changes})
+
+
+def test_calls_that_cannot_be_meant_are_refused() -> None:
+    with pytest.raises(InputError, match="0 to 2"):
+        SecureClient(terms_of(3), 3)
+    with pytest.raises(InputError, match="one row per client"):
+        secure_sum(np.zeros(3, np.uint64))
+    with pytest.raises(InputError, match="names client 7"):
+        secure_sum(np.zeros((3, 3), np.uint64), drop_after={7: None})
+    this = Round(terms_of(3))
+    for call in (this.server.advance, this.server.finish, lambda: this.server.receive(0, b"")):
+        with pytest.raises(InputError, match=r"DONE|over"):
+            call()
+
+
+# ---------------------------------------------------------------------------------------------- the document
+
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "secure-sum.md").read_text(encoding="utf-8")
+
+
+def test_known_answers_are_those_of_the_document() -> None:
+    terms = Terms(bytes(range(16)), 7, 5, 4, 4, 32)
+    seed, mine, theirs = bytes(range(32)), bytes(range(1, 33)), bytes(range(65, 97))
+    public = primitives.public_of(theirs)
+    context = terms.digest + bytes(32) + PAIR.pack(1, 3)
+    lock = primitives.derive(primitives.agree(mine, public), b"channel", context)
+    masks = [own_mask(terms, 2, seed), pair_mask(terms, 1, 3, mine, public)]
+    answers = [terms.digest.hex(), seed_digest(terms, 2, seed).hex(), lock.hex()]
+    for answer in [*answers, *(" ".join(f"{word:08x}" for word in mask) for mask in masks)]:
+        assert f"`{answer}`" in DOCUMENT
+
+
+def test_the_document_counts_bytes_right_and_its_code_runs() -> None:
+    rows = re.findall(r"\| (\d+) \| ([\d,]+) \| ([\d, +]+) = [\d,]+ \| ([\d, +]+) = [\d,]+ \|", DOCUMENT)
+    assert len(rows) == 6
+    for clients, length, up, down in rows:
+        terms = terms_of(int(clients), int(length.replace(",", "")))
+        assert up == " + ".join(f"{count:,}" for count in bytes_up(terms))
+        assert down == " + ".join(f"{count:,}" for count in bytes_down(terms))
+    (code,) = re.findall(r"```python\n(.*?)```", DOCUMENT, flags=re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    expected = np.delete(names["scalars"], 3, axis=0).mean(axis=0)
+    assert np.abs(names["mean"] - expected).max() < 1e-7

@@ -1,0 +1,89 @@
+"""Print what a secure sum costs, in time and in bytes, as the tables of docs/secure-sum.md.
+
+    python tools/secure_sum_times.py
+
+Times are CPU times of one thread, since a machine may be busy with something else, without the network: medians over
+clients and rounds for a client, over rounds for the server.
+"""
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from fedmpdd.secure_sum import Phase, SecureClient, SecureServer, Terms, bytes_down, bytes_up
+
+SIZES = [(clients, length) for clients in (10, 50, 100) for length in (400, 13_426)]
+PHASES = (Phase.ADVERTISE, Phase.SHARE, Phase.MASK, Phase.UNMASK)
+ROUNDS = 3
+
+
+def milliseconds(call: Callable[[], Any]) -> tuple[float, Any]:
+    """Return the CPU time of a call, and its result."""
+    start = time.process_time()
+    result = call()
+    return 1e3 * (time.process_time() - start), result
+
+
+def one_round(terms: Terms, leavers: int) -> tuple[list[list[float]], float]:
+    """Return milliseconds of each client by phase, and of the server. The last so many clients leave after sharing."""
+    vectors = np.random.default_rng(0).integers(0, 2**terms.ring_bits, (terms.clients, terms.length), dtype=np.uint64)
+    clients = [SecureClient(terms, i) for i in range(terms.clients)]
+    server = SecureServer(terms)
+    opening = dict.fromkeys(range(terms.clients), server.open())
+    times: list[list[float]] = [[] for _ in clients]
+    total = 0.0
+    for phase in PHASES:
+        for i, message in opening.items():
+            if phase >= Phase.MASK and i >= terms.clients - leavers:
+                continue
+            calls: list[Callable[[], bytes]] = [
+                clients[i].advertise,
+                lambda i=i, message=message: clients[i].share(message),  # type: ignore[misc]
+                lambda i=i, message=message: clients[i].mask(message, vectors[i]),  # type: ignore[misc]
+                lambda i=i, message=message: clients[i].unmask(message),  # type: ignore[misc]
+            ]
+            spent, answer = milliseconds(calls[phase])
+            times[i].append(spent)
+            total += milliseconds(lambda i=i, answer=answer: server.receive(i, answer))[0]  # type: ignore[misc]
+        spent, result = milliseconds(server.finish if phase == Phase.UNMASK else server.advance)
+        total += spent
+        if isinstance(result, dict):
+            opening = result
+    expected = vectors[: terms.clients - leavers].sum(axis=0) & np.uint64(2**terms.ring_bits - 1)
+    assert np.array_equal(result, expected)
+    return times, total
+
+
+def main() -> None:
+    """Print the tables."""
+    print(
+        "| n | m | client: advertise, share, mask, unmask, ms | client in all, ms | server, ms | with n − t gone, ms |"
+    )
+    print("| --- | --- | --- | --- | --- | --- |")
+    for clients, length in SIZES:
+        terms = Terms(os.urandom(16), 0, clients, length)
+        whole = [one_round(terms, 0) for _ in range(ROUNDS)]
+        hard = [one_round(terms, clients - terms.threshold)[1] for _ in range(ROUNDS)]
+        rows = [row for times, _ in whole for row in times]
+        phases = ", ".join(f"{statistics.median(row[phase] for row in rows):.1f}" for phase in PHASES)
+        client = statistics.median(sum(row) for row in rows)
+        server = statistics.median(total for _, total in whole)
+        print(
+            f"| {clients} | {length:,} | {phases} | {client:.0f} | {server:.0f} | {statistics.median(hard):.0f} |",
+            flush=True,
+        )
+    print("\n| n | m | up: advertise + share + mask + unmask | down | up against the vector alone |")
+    print("| --- | --- | --- | --- | --- |")
+    for clients, length in SIZES:
+        terms = Terms(bytes(16), 0, clients, length)
+        up, down = bytes_up(terms), bytes_down(terms)
+        parts = [" + ".join(f"{count:,}" for count in counts) + f" = {sum(counts):,}" for counts in (up, down)]
+        print(f"| {clients} | {length:,} | {parts[0]} | {parts[1]} | {sum(up) / terms.ring.nbytes(length):.2f} |")
+
+
+if __name__ == "__main__":
+    main()
