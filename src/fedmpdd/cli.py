@@ -271,6 +271,7 @@ def audit(
     out: Annotated[
         Path | None, typer.Option(help="Folder; audits/NAME-001 and so on if not given. Resumes there.")
     ] = None,
+    jobs: Annotated[int, typer.Option(min=1, max=256, help="Attacks at a time, a process each.")] = 1,
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
@@ -283,7 +284,7 @@ def audit(
     chosen = load_audit(config, overrides or [], codecs=codecs, run=run_folder)
     folder = out or free_folder(config, Path("audits"))
     with share_display("audit") as progress:
-        results = run_audit(chosen, folder, data_dir, progress)
+        results = run_audit(chosen, folder, data_dir, progress, jobs)
     if as_json:
         _print_json({"folder": str(folder), **results})
         return
@@ -390,7 +391,7 @@ def reproduce(
             document = reproduce_latency(place)
             documents.append((document, latency_text(document)))
         for name in wanted.figures:
-            document = reproduce_figure(name, place, on_round=on_round, on_attack=on_attack(name))
+            document = reproduce_figure(name, place, jobs=jobs, on_round=on_round, on_attack=on_attack(name))
             documents.append((document, figure_text(document)))
         for name in wanted.studies:
             document = reproduce_study(name, place, seeds=seeds, jobs=jobs, on_round=on_round)
@@ -671,7 +672,7 @@ def bench_forward(
     result = table(f"one update, batch {batch}, one thread, medians", {**columns, "peak": "right", "share": "right"})
     for row in bench.run(chosen, batch=batch, seconds=seconds, memory=memory):
         rows.append(row)
-        how = f"forward, {row.at_once} at once" if row.at_once else "backward"
+        how = f"{row.client}, {row.at_once} at once" if row.at_once else row.client
         messages.print(f"{row.network}, m = {row.m}, {how}: {row.median_ms:.2f} ms")
         peak = "" if row.peak_bytes is None else readable_bytes(row.peak_bytes)
         share = "" if row.memory_ratio is None else f"{row.memory_ratio:.2f}×"

@@ -33,6 +33,12 @@ def test_both_ways_give_the_same_scalars(network: str) -> None:
     assert (forward - backward).norm() < 1e-4 * backward.norm()
 
 
+def test_a_gradient_that_is_computed_again_is_the_same() -> None:
+    with bench.one_thread():
+        client, codec = bench.Client("transformer-2", 2), MPDD(3)
+        assert client.checkpointed(codec) == client.backward(codec) == client.checkpointed(codec)
+
+
 def test_memory_is_the_most_that_was_held_at_a_time() -> None:
     def call() -> float:
         first = torch.zeros(1000, 1000)  # 4 MB

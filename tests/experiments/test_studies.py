@@ -1,5 +1,6 @@
 """Studies: variants of one federation, the price of a target in both directions."""
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from fedmpdd.errors import ConfigError, InputError
 from fedmpdd.experiments import studies
 from fedmpdd.experiments.studies import Study, Variant, load_study, reproduce_study, study_names, study_text
 from fedmpdd.experiments.trainings import Place
+from fedmpdd.privacy.guarantees import guarantees
 from tests.federation.test_engine import BASE
 
 VALUES: dict[str, Any] = {**{key: BASE[key] for key in BASE if key != "lr"}, "rounds": 40, "evaluate_every": 2}
@@ -89,3 +91,15 @@ def test_a_variant_that_cannot_be_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(tomllib, "loads", broken)
     with pytest.raises(ConfigError, match="study both-ways, FedMPDD"):
         load_study("both-ways")
+
+
+def test_the_noise_of_the_private_study_gives_the_epsilon_that_it_says() -> None:
+    study = load_study("secure-dp")
+    seen = 0
+    for variant in study.variants:
+        if match := re.search(r"ε = (\d+)", variant.name):
+            rows = guarantees(study.config(variant, 17, 1.0), 1e-5)
+            (central,) = [row for row in rows if row.model == "central"]
+            assert 0.97 * int(match[1]) < central.epsilon <= int(match[1])
+            seen += 1
+    assert seen == 9

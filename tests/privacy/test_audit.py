@@ -51,6 +51,22 @@ def test_an_audit_is_written_and_goes_on_where_it_was(tmp_path: Path) -> None:
         run_audit(small(CODECS, "audit.seed=5"), tmp_path / "a")
 
 
+def test_several_processes_find_the_same(tmp_path: Path) -> None:
+    codecs = "mpdd:m=50"
+    alone, together = run_audit(small(codecs), tmp_path / "a"), run_audit(small(codecs), tmp_path / "b", jobs=2)
+    for one, other in zip(alone["rows"], together["rows"], strict=True):
+        assert {**one, "seconds": 0} == {**other, "seconds": 0}
+
+
+def test_an_audit_from_before_a_key_was_there_goes_on(tmp_path: Path) -> None:
+    run_audit(small("mpdd:m=50"), tmp_path / "a")
+    path = tmp_path / "a" / "config.json"
+    document = json.loads(path.read_text(encoding="utf-8"))
+    del document["config"]["downlink"]
+    path.write_text(json.dumps(document), encoding="utf-8")
+    run_audit(small("mpdd:m=50"), tmp_path / "a")
+
+
 def test_the_private_images_are_not_public() -> None:
     scene = set_scene(small())
     for image in scene.images[:, 0]:

@@ -17,12 +17,13 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from fedmpdd import models
 from fedmpdd.bench.codec import MemoryNotMeasurableError
@@ -86,17 +87,33 @@ class Client:
 
     def gradient(self) -> Tensor:
         """Backpropagation as frugal as it can be: every layer's gradient goes straight into the flat one."""
-        flat = torch.zeros_like(self.flat)
-        leaves = {name: part.detach().requires_grad_() for name, part in self.model.unflatten(self.flat).items()}
-        for leaf, part in zip(leaves.values(), self.model.unflatten(flat).values(), strict=True):
-            leaf.grad = part  # where there is one, backward() adds to it in place
-        logits = torch.func.functional_call(self.model.module, leaves, (self.inputs,))
-        torch.nn.functional.cross_entropy(logits, self.labels).backward()  # type: ignore[no-untyped-call]
+        flat, module = torch.zeros_like(self.flat), self.model.module.requires_grad_()
+        for name, part in self.model.unflatten(flat).items():
+            module.get_parameter(name).grad = part  # where there is one, backward() adds to it in place
+        loss = torch.nn.functional.cross_entropy(module(self.inputs), self.labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        module.zero_grad()
+        module.requires_grad_(False)
         return flat
 
     def backward(self, codec: MPDD) -> Update:
         """Return the update by way of the gradient."""
         return codec.encode(self.gradient().numpy()[np.newaxis], [KEY])[0]
+
+    def checkpointed(self, codec: MPDD) -> Update:
+        """Return it by way of a gradient for which only what lies between blocks is kept, and the rest computed again."""
+
+        def again(block: nn.Module, forward: Callable[[Tensor], Tensor]) -> None:
+            block.forward = lambda hidden: checkpoint(forward, hidden, use_reentrant=False)
+
+        blocks = list(self.model.module.get_submodule("blocks").children())
+        for block in blocks:
+            again(block, block.forward)
+        try:
+            return self.backward(codec)
+        finally:
+            for block in blocks:
+                del block.forward  # and the class's own is there again
 
     def forward(self, codec: MPDD, at_once: int) -> Update:
         """Return the update without one, so many directions at once."""
@@ -112,7 +129,7 @@ class Row:
     d: int
     batch: int
     m: int
-    client: str  # "backward" or "forward"
+    client: str  # "backward", "checkpointed" or "forward"
     at_once: int  # directions; 0 for backpropagation
     median_ms: float
     time_ratio: float
@@ -138,40 +155,37 @@ def run(
             client = Client(network, batch)
         peaks = peak_bytes(network, batch, ms) if memory else {}
         for m in ms:
-            ways = _ways(m)
-            few = [_few(m, at_once, TIMED) for at_once in ways]
+            ways = _ways(client, m)
+            few = [way.few(m, TIMED) for way in ways]
             with one_thread():
-                calls = [_call(client, MPDD(some), at_once) for some, at_once in zip(few, ways, strict=True)]
+                calls = [way.call(client, MPDD(some)) for way, some in zip(ways, few, strict=True)]
                 measured = in_turns(calls, seconds)
             times = [own * m / some for own, some in zip(measured, few, strict=True)]
-            for at_once, own in zip(ways, times, strict=True):
-                peak, usual = (peaks.get((m, way)) for way in (at_once, 0))
-                yield Row(
-                    network,
-                    client.model.d,
-                    batch,
-                    m,
-                    "forward" if at_once else "backward",
-                    at_once,
-                    own * 1e3,
-                    own / times[0],
-                    peak,
-                    None if peak is None or usual is None else peak / usual,
-                )
+            for way, own in zip(ways, times, strict=True):
+                peak, usual = peaks.get((m, way)), peaks.get((m, ways[0]))
+                ratio = None if peak is None or usual is None else peak / usual
+                yield Row(network, client.model.d, batch, m, *way, own * 1e3, own / times[0], peak, ratio)
 
 
-def _ways(m: int) -> list[int]:
-    """0 for backpropagation, and how many directions at once."""
-    return [0, *sorted({1, min(m, CHUNK_DIRECTIONS)})]
+class _Way(NamedTuple):
+    client: str
+    at_once: int = 0
+
+    def few(self, m: int, least: int) -> int:
+        """How many directions tell what m take, where they go in runs of the same size one after the other."""
+        return min(m, max(least, self.at_once)) if self.at_once else m
+
+    def call(self, client: Client, codec: MPDD) -> Callable[[], object]:
+        if self.at_once:
+            return lambda: client.forward(codec, self.at_once)
+        backward = client.backward if self.client == "backward" else client.checkpointed
+        return lambda: backward(codec)
 
 
-def _few(m: int, at_once: int, least: int) -> int:
-    """How many directions tell what m take, where they go in runs of the same size one after the other."""
-    return min(m, max(least, at_once)) if at_once else m
-
-
-def _call(client: Client, codec: MPDD, at_once: int) -> Callable[[], object]:
-    return (lambda: client.forward(codec, at_once)) if at_once else (lambda: client.backward(codec))
+def _ways(client: Client, m: int) -> list[_Way]:
+    """Backpropagation, which the others are compared with, comes first."""
+    checkpointed = [_Way("checkpointed")] if isinstance(client.model.module, Transformer) else []
+    return [_Way("backward"), *checkpointed, *(_Way("forward", n) for n in sorted({1, min(m, CHUNK_DIRECTIONS)}))]
 
 
 def in_turns(calls: Sequence[Callable[[], object]], seconds: float) -> list[float]:
@@ -194,8 +208,8 @@ def in_turns(calls: Sequence[Callable[[], object]], seconds: float) -> list[floa
 # ------------------------------------------------------------------------------------------------------ memory
 
 
-def peak_bytes(network: str, batch: int, ms: Sequence[int]) -> dict[tuple[int, int], int]:
-    """Return the peaks by (m, directions at once), measured in a process of its own.
+def peak_bytes(network: str, batch: int, ms: Sequence[int]) -> dict[tuple[int, _Way], int]:
+    """Return the peaks by m and way, measured in a process of its own.
 
     The profiler talks to standard error, and its records are large; neither is for who asked.
     """
@@ -204,19 +218,19 @@ def peak_bytes(network: str, batch: int, ms: Sequence[int]) -> dict[tuple[int, i
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:
         raise MemoryNotMeasurableError(f"peak memory cannot be measured here: {result.stderr.splitlines()[-1]}")
-    return {(m, at_once): peak for m, at_once, peak in json.loads(result.stdout)}
+    return {(m, _Way(*way)): peak for m, way, peak in json.loads(result.stdout)}
 
 
 def print_peaks(network: str, batch: str, ms: str) -> None:
-    """Measure and print [[m, directions at once, bytes], …]."""
+    """Measure and print [[m, way, bytes], …]."""
     rows = []
     with one_thread():
         client = Client(network, int(batch))
         for m in json.loads(ms):
-            for at_once in _ways(m):
-                call = _call(client, MPDD(_few(m, at_once, 2 * at_once)), at_once)
+            for way in _ways(client, m):
+                call = way.call(client, MPDD(way.few(m, 2 * way.at_once)))
                 call()
-                rows.append((m, at_once, peak_of(call)))
+                rows.append((m, way, peak_of(call)))
     print(json.dumps(rows))
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fedmpdd.codecs.private import NoiseSource
 from fedmpdd.errors import CodecError
 
+NEGLIGIBLE = 1e-30  # closeness per number: for a million numbers in a million rounds ε grows by 10^−18
 LARGEST_DEVIATION = 2.0**40  # beyond it float64 cannot tell neighbouring integers' probabilities apart
 
 

@@ -43,13 +43,13 @@ def load_figure(name: str) -> tuple[Audit, tuple[int, ...]]:
 
 
 def reproduce_figure(
-    name: str, place: Place, *, on_round: OnRound | None = None, on_attack: OnAttack | None = None
+    name: str, place: Place, *, jobs: int = 1, on_round: OnRound | None = None, on_attack: OnAttack | None = None
 ) -> dict[str, Any]:
     """Run what is missing of a figure, and return its numbers."""
     audit, stages = load_figure(name)
     folder = place.out / name
     if not stages:
-        found = run_audit(audit, folder, place.data_dir, on_attack)
+        found = run_audit(audit, folder, place.data_dir, on_attack, jobs)
         return {"figure": name, "rows": [_short(row) for row in found["rows"]]}
     training = folder / "training"
     rows = []
@@ -63,7 +63,7 @@ def reproduce_figure(
         if not (after / RESULTS).is_file() and stage > 0:
             _train_until(stage, audit, training, name, place, on_round)
         own = audit.audit.model_copy(update={"run": str(training) if stage > 0 else None})
-        found = run_audit(audit.model_copy(update={"audit": own}), after, place.data_dir, share)
+        found = run_audit(audit.model_copy(update={"audit": own}), after, place.data_dir, share, jobs)
         rows += [{"round": stage, **_short(row)} for row in found["rows"]]
     results = {"figure": name, "rows": rows}
     write_json(folder / RESULTS, results)

@@ -58,7 +58,7 @@ def reproduce(
     rows = [_row(method, own) for method, own in zip(methods, readings, strict=True)]
     folder = place.out / table.name
     if audited:
-        _add_audit(table, rows, place, on_attack)
+        _add_audit(table, rows, place, on_attack, jobs)
     results = {
         "table": table.name,
         "target": table.target,
@@ -88,13 +88,14 @@ def _add_audit(
     rows: list[dict[str, Any]],
     place: Place,
     on_attack: Callable[[str, float], None] | None,
+    jobs: int,
 ) -> None:
     """Attack the codecs of the rows, one image a batch, the model at its start; write what came out into the rows."""
     own = AuditConfig(attacks=(table.attack, "adaptive"), codecs=tuple(row["codec"] for row in rows), images=4, batch=1)
     # What an attack on the initial model depends on, and no more.
     values = table.config.model_dump(mode="json", include={"dataset", "pixels", "model", "init", "seed"})
     audit = Audit(config=parse_config(values), audit=own)
-    found = run_audit(audit, audit_folder(table, place.out), place.data_dir, on_attack)
+    found = run_audit(audit, audit_folder(table, place.out), place.data_dir, on_attack, jobs)
     for row in rows:
         cells = {cell["attack"]: cell for cell in found["rows"] if cell["codec"] == row["codec"]}
         row["audit"] = {

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedmpdd.bundle import Bundle
 from fedmpdd.codecs import MPDD, NO_KEY, Codec, FedSGD, NoiseSource, Update, clipped_rows, update_of_scalars
-from fedmpdd.codecs.discrete_gaussian import discrete_gaussian
+from fedmpdd.codecs.discrete_gaussian import NEGLIGIBLE, closeness, discrete_gaussian
 from fedmpdd.directions import Key, derive_seed
 from fedmpdd.errors import ConfigError
 from fedmpdd.federation.config import SecureConfig
@@ -56,15 +56,25 @@ class SecureExchange:
         clients: NDArray[np.int64],
         noise: Sequence[NoiseSource] | None = None,
     ) -> Sent:
-        """See Exchange: what each client would mask and send."""
+        """See Exchange: what the clients would mask and send, as far as their sum goes."""
         elements = self._fixed.encode(self._clipped(gradients, keys), self._terms.clients)
-        deviation = self._config.noise_in_steps(self._terms.clients)
-        if deviation > 0:
+        if self._config.noise_multiplier > 0:
             assert noise is not None
-            drawn = np.stack([discrete_gaussian(deviation, self._length, source) for source in noise])
-            elements = elements + drawn.view(np.uint64)  # modulo 2^64, and so modulo 2^bits
+            elements = elements + self._noise(noise).view(np.uint64)  # modulo 2^64, and so modulo 2^bits
         count = len(keys)
         return Sent(elements, count * sum(bytes_up(self._terms)), count * self._terms.ring.nbytes(self._length))
+
+    def _noise(self, sources: Sequence[NoiseSource]) -> NDArray[np.int64]:
+        """Noise [clients, numbers]. Where only its sum matters, the first client's holds that of all.
+
+        A sum of wide noises is distributed as one that is wider, so that one draw stands for thousands of them.
+        """
+        deviation, count = self._config.noise_in_steps(self._terms.clients), len(sources)
+        if closeness(deviation, count) > NEGLIGIBLE:
+            return np.stack([discrete_gaussian(deviation, self._length, source) for source in sources])
+        noise = np.zeros((count, self._length), np.int64)
+        noise[0] = discrete_gaussian(deviation * math.sqrt(count), self._length, sources[0])
+        return noise
 
     def _clipped(self, gradients: Tensor, keys: list[Key]) -> NDArray[np.float64]:
         if isinstance(self._codec, MPDD):

@@ -13,7 +13,9 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -192,12 +194,17 @@ class Section:
 
 
 def run_audit(
-    audit: Audit, folder: Path, data_dir: Path | None = None, progress: OnProgress | None = None
+    audit: Audit, folder: Path, data_dir: Path | None = None, progress: OnProgress | None = None, jobs: int = 1
 ) -> dict[str, Any]:
-    """Attack everything that is not attacked yet, and write results and page. Returns the results."""
+    """Attack everything that is not attacked yet, and write results and page. Returns the results.
+
+    jobs: how many processes attack at a time; the results are the same.
+    """
     audits = audit.by_model()
     scenes = [set_scene(own, data_dir) for own in audits]  # before anything is written: they may refuse the config
     lock = _take(folder, audit)
+    if jobs > 1:
+        _attack_apart(audits, folder, data_dir, progress, jobs)
     sections = []
     for number, (own, scene) in enumerate(zip(audits, scenes, strict=True)):
 
@@ -229,8 +236,49 @@ def run_audit(
     return results
 
 
+def _attack_apart(
+    audits: list[Audit], folder: Path, data_dir: Path | None, progress: OnProgress | None, jobs: int
+) -> None:
+    """Make the cells that are missing, each in a process that is busy with no other one."""
+    todo = [
+        (own, text, attack)
+        for own in audits
+        for text, attack in _cells_of(own)
+        if not _cell_path(folder, own, text, attack).is_file()
+    ]
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:  # a fork would take PyTorch's threads with it
+        begun = {
+            pool.submit(_make_cell, own, text, attack, folder, data_dir): f"{own.config.model}, {attack} on {text}"
+            for own, text, attack in todo
+        }
+        try:
+            for done, future in enumerate(as_completed(begun), start=1):
+                future.result()
+                if progress is not None:
+                    progress(begun[future], done / len(begun))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _make_cell(audit: Audit, text: str, attack: str, folder: Path, data_dir: Path | None) -> None:
+    """Make one cell in a process of its own; scenes are the same wherever they are set."""
+    with reproducible_arithmetic(audit.config.model_copy(update={"device": "cpu"})):
+        _attack(
+            audit, set_scene(audit, data_dir), text, attack, _cell_path(folder, audit, text, attack), lambda _: None
+        )
+
+
+def _cells_of(audit: Audit) -> list[tuple[str, str]]:
+    return [(text, attack) for text in audit.codec_texts() for attack in audit.audit.attacks]
+
+
+def _cell_path(folder: Path, audit: Audit, text: str, attack: str) -> Path:
+    return folder / CELLS / f"{_file_name(audit.config.model)}-{_file_name(text)}-{attack}.npz"
+
+
 def _section(audit: Audit, scene: Scene, folder: Path, progress: OnProgress) -> Section:
-    todo = [(text, attack) for text in audit.codec_texts() for attack in audit.audit.attacks]
+    todo = _cells_of(audit)
     guesses = scene.guesses
     cells: dict[tuple[str, str], dict[str, Any]] = {}
     for number, (text, attack) in enumerate(todo):
@@ -240,7 +288,7 @@ def _section(audit: Audit, scene: Scene, folder: Path, progress: OnProgress) -> 
 
         report(0.0)
         # Problems are small: more threads of PyTorch would only wait for each other, and change last bits.
-        path = folder / CELLS / f"{_file_name(audit.config.model)}-{_file_name(text)}-{attack}.npz"
+        path = _cell_path(folder, audit, text, attack)
         if not path.is_file():
             with reproducible_arithmetic(audit.config.model_copy(update={"device": "cpu"})):
                 _attack(audit, scene, text, attack, path, report)
@@ -257,7 +305,8 @@ def _take(folder: Path, audit: Audit) -> FolderLock:
     path = folder / CONFIG
     if path.is_file():
         try:
-            before = json.loads(path.read_text(encoding="utf-8"))
+            # Read as an audit, so that keys which did not exist then have the values that were meant.
+            before = Audit.model_validate(json.loads(path.read_text(encoding="utf-8"))).model_dump(mode="json")
         except ValueError as error:
             raise RunError(f"{path} is damaged: {error}; choose another --out") from None
         # More codecs or attacks may join; whatever changes a number may not.

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fedmpdd.codecs import MPDD
-from fedmpdd.codecs.discrete_gaussian import closeness
+from fedmpdd.codecs.discrete_gaussian import NEGLIGIBLE, closeness
 from fedmpdd.errors import PrivacyError
 from fedmpdd.federation import RunConfig
 from fedmpdd.federation.config import SecureConfig
@@ -16,7 +16,6 @@ NEIGHBOURS = "all gradients of one client replaced by any others"
 PROTECTS = "everything one client holds, and so any one example that no other client holds"
 # Two clipped vectors differ by up to twice their bound.
 REPLACEMENT = 2
-NEGLIGIBLE = 1e-30  # per number: for a million numbers in a million rounds ε grows by 10^−18
 
 
 @dataclass(frozen=True)
