@@ -669,10 +669,11 @@ def bench_forward(
     chosen = [name.strip() for name in networks.split(",") if name.strip()] or list(bench.NETWORKS)
     rows = []
     columns = {"network": "left", "d": "right", "m": "right", "client": "left", "ms": "right", "times": "right"}
-    result = table(f"one update, batch {batch}, one thread, medians", {**columns, "peak": "right", "share": "right"})
+    title = f"one update, batch {batch}, one thread, medians; forward ×n: n directions at once"
+    result = table(title, {**columns, "peak": "right", "share": "right"})
     for row in bench.run(chosen, batch=batch, seconds=seconds, memory=memory):
         rows.append(row)
-        how = f"{row.client}, {row.at_once} at once" if row.at_once else row.client
+        how = f"{row.client} ×{row.at_once}" if row.at_once else row.client
         messages.print(f"{row.network}, m = {row.m}, {how}: {row.median_ms:.2f} ms")
         peak = "" if row.peak_bytes is None else readable_bytes(row.peak_bytes)
         share = "" if row.memory_ratio is None else f"{row.memory_ratio:.2f}×"

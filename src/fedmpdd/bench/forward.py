@@ -101,7 +101,7 @@ class Client:
         return codec.encode(self.gradient().numpy()[np.newaxis], [KEY])[0]
 
     def checkpointed(self, codec: MPDD) -> Update:
-        """Return it by way of a gradient for which only what lies between blocks is kept, and the rest computed again."""
+        """Return it by way of a gradient too, but keep only what lies between blocks, and compute the rest again."""
 
         def again(block: nn.Module, forward: Callable[[Tensor], Tensor]) -> None:
             block.forward = lambda hidden: checkpoint(forward, hidden, use_reentrant=False)
