@@ -80,7 +80,10 @@ def test_bad_input_names_the_key_the_value_and_what_is_allowed(change: str, mess
     [
         ({"name": "fedsgd", "clip": 1.0}, "clip: only mpdd has scalars to protect, and name = 'fedsgd'"),
         ({"name": "gaussian", "noise": 1.0, "noise_multiplier": 1.0}, "noise_multiplier: only mpdd"),
-        ({"name": "mpdd", "m": 8, "clip": 1.0, "error_feedback": True}, "clip and error_feedback: a memory takes back"),
+        (
+            {"name": "mpdd", "m": 8, "clip": 1.0, "error_feedback": True},
+            "clip and error_feedback or memory: a memory takes back",
+        ),
     ],
 )
 def test_protection_that_makes_no_sense(codec: dict[str, Any], message: str) -> None:

@@ -91,7 +91,9 @@ def _add_audit(
     jobs: int,
 ) -> None:
     """Attack the codecs of the rows, one image a batch, the model at its start; write what came out into the rows."""
-    own = AuditConfig(attacks=(table.attack, "adaptive"), codecs=tuple(row["codec"] for row in rows), images=4, batch=1)
+    own = AuditConfig(
+        attacks=(table.attack, "adaptive"), codecs=tuple(row["codec"] for row in rows), images=table.images, batch=1
+    )
     # What an attack on the initial model depends on, and no more.
     values = table.config.model_dump(mode="json", include={"dataset", "pixels", "model", "init", "seed"})
     audit = Audit(config=parse_config(values), audit=own)

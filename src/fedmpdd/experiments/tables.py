@@ -51,6 +51,7 @@ class Table:
     attack: str
     lrs: tuple[float, ...]
     search: int | None = None  # rounds of the search for a step size; all of them if not given
+    images: int = 4  # that are attacked per row
 
     @property
     def enough(self) -> int:
@@ -98,6 +99,7 @@ def load_table(name: str) -> Table:
         own["attack"],
         tuple(own["lrs"]),
         own.get("search"),
+        own.get("images", 4),
     )
 
 
