@@ -7,6 +7,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 
 Vector = TypeVar("Vector")  # an array of float32, or a tensor
+OPTIMISERS: dict[str, tuple[str, ...]] = {"sgd": (), "momentum": ("velocity",), "adam": ("first", "second")}
 
 
 class Rule(Protocol):
@@ -61,7 +62,7 @@ class Step(Generic[Vector]):
         self._rule = rule
         # It multiplies model differences too: with several local steps 1.0 is plain averaging.
         self._lr = float(lr)  # NumPy would compute in float64 with one of its own
-        names: tuple[str, ...] = {"sgd": (), "momentum": ("velocity",), "adam": ("first", "second")}[rule.optimiser]
+        names = OPTIMISERS[rule.optimiser]
         if rule.control is not None:
             names = (*names, "control")
         self.state: dict[str, Vector] = {name: zeros() for name in names}

@@ -36,7 +36,7 @@ def assert_same(model: FlatModel, flat: Tensor, shape: tuple[int, ...], clients:
     torch.testing.assert_close(losses, expected_losses)
 
 
-@pytest.mark.parametrize("name", sorted(MODELS))
+@pytest.mark.parametrize("name", sorted(name for name in MODELS if not name.startswith("transformer")))
 @pytest.mark.parametrize(("clients", "batch"), [(1, 1), (3, 1), (3, 5)])
 def test_the_papers_models(name: str, clients: int, batch: int) -> None:
     shape = (3, 32, 32) if name == "cnn-mcmahan2017" else (1, 28, 28)

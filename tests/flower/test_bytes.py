@@ -1,7 +1,8 @@
-"""Bytes on the socket, by a proxy per client: the example app with whole models and with one-bit updates."""
+"""Bytes on the socket, by a proxy per client: whole models against one-bit updates, up and down."""
 
 import asyncio
 import os
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from tests.flower.deployment import Deployment, deployment, free_port
 pytestmark = pytest.mark.slow
 
 APP = Path(__file__).parents[2] / "examples" / "flower-mnist"
+ANY_SIZE = Path(__file__).parent / "downlink_app"
 
 
 @contextmanager
@@ -70,3 +72,28 @@ def test_one_bit_takes_a_fraction_of_the_bytes_on_the_socket(
     whole, one_bit = (per_reply(counted, strategy, model) for strategy in ("fedsgd", "fedmpdd"))
     print(f"{model}: {whole:,.0f} bytes a reply with FedSGD, {one_bit:,.0f} with FedMPDD, m = 400, one bit")
     assert one_bit <= whole / share
+
+
+def per_message(counted: tuple[Deployment, Meter], d: int, downlink: str) -> tuple[float, str]:
+    """Bytes from the SuperLink to a client for a message of the last of three rounds, and the model they led to."""
+    one, meter = counted
+    meter.requests.clear()
+    run = one.run(ANY_SIZE, f'num-server-rounds=3 d={d} downlink="{downlink}" downlink-bits=4', timeout=240)
+    assert run.status == "finished:completed"
+    assert run.log.count("2 of 2 nodes contributed, 0 updates dropped, 0 failed") == 3
+    found = [row["down"] for row in meter.messages() if row["message"] == 3]
+    assert len(found) == 2
+    (model,) = re.findall(r"model ([0-9a-f]{64})", run.log)
+    return sum(found) / len(found), model
+
+
+@pytest.mark.parametrize(("d", "share"), [(13_426, 20), (319_242, 500)])
+def test_what_rounds_added_takes_a_fraction_of_the_bytes_of_the_model(
+    counted: tuple[Deployment, Meter], d: int, share: int
+) -> None:
+    (whole, model), (rounds, same) = (per_message(counted, d, downlink) for downlink in ("model", "replay"))
+    print(
+        f"d = {d:,}: {whole:,.0f} bytes down a message with models, {rounds:,.0f} with replay: 1/{whole / rounds:.0f}"
+    )
+    assert same == model
+    assert rounds <= whole / share

@@ -88,6 +88,19 @@ def test_requests_are_told_apart_and_counted(tmp_path: Path) -> None:
     assert sorted(row["name"] for row in rows) == ["pull-messages", "pull-messages", "push-messages", "push-object"]
 
 
+def test_messages_are_told_apart_too() -> None:
+    poll, part = request("/fleet/pull-messages", b""), request("/fleet/pull-object", b"name")
+    beat, push = request("/fleet/send-node-heartbeat", b""), request("/fleet/push-object", b"y" * 700)
+
+    async def talk(meter: Meter, ports: list[int]) -> None:
+        await say(ports[0], poll, poll, part, beat, part, push, poll, part)
+        await say(ports[1], poll)
+
+    meter = measure(talk)
+    rows = [(row["message"], row["requests"], row["down"]) for row in meter.messages()]
+    assert rows == [(1, 3, 3 * len(ANSWER)), (2, 2, 2 * len(ANSWER))]
+
+
 def test_a_request_in_many_pieces_is_one() -> None:
     whole = request("/fleet/push-object", b"z" * 1000)
 

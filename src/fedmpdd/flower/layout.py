@@ -1,6 +1,8 @@
 """A model's arrays as one flat vector, and back: on the wire every array would be several requests of its own."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
@@ -34,6 +36,12 @@ class Layout:
             raise InputError("the model has no arrays; there is nothing to train")
         dtypes = tuple(array.dtype for array in arrays.values())
         return cls(tuple(arrays), tuple(tuple(array.shape) for array in arrays.values()), dtypes)
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> "Layout":
+        """Return the layout of what was JSON in between."""
+        names, shapes, dtypes = (tuple(values[key]) for key in ("names", "shapes", "dtypes"))
+        return cls(names, tuple(tuple(map(int, shape)) for shape in shapes), dtypes)
 
     @property
     def d(self) -> int:

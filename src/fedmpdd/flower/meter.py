@@ -18,7 +18,8 @@ import h11
 CHUNK = 65_536
 TLS = 0x16  # the first byte of a TLS connection
 REPLIES = ("push-messages", "push-object")  # requests that carry what a client has to say
-POLLS = ("pull-messages", "send-node-heartbeat")  # requests that ask whether there is anything to do
+PULL, PULL_PART = "pull-messages", "pull-object"  # requests for what there is to do
+POLLS = (PULL, "send-node-heartbeat")  # requests that ask whether there is anything to do
 
 
 @dataclass
@@ -72,6 +73,22 @@ class Meter:
                     own["up"] += request.up
                     own["body"] += request.up_body
                     own["framing"] += request.up - request.up_body
+        return result
+
+    def messages(self) -> list[dict[str, Any]]:
+        """Every message to a client, client by client: the poll that told of it, and the requests for what is in it."""
+        result: list[dict[str, Any]] = []
+        for client in sorted({request.client for request in self.requests}):
+            number, poll, begun = 0, 0, False
+            for request in (request for request in self.requests if request.client == client):
+                if request.name == PULL:
+                    poll, begun = request.down, False  # perhaps of nothing, and then the next one counts
+                if request.name == PULL_PART:
+                    if not begun:
+                        number, begun = number + 1, True
+                        result.append({"client": client, "message": number, "requests": 1, "down": poll})
+                    result[-1]["requests"] += 1
+                    result[-1]["down"] += request.down
         return result
 
     def write(self, path: Path) -> None:

@@ -10,11 +10,13 @@ from flwr.app.error import Error
 from fedmpdd.codecs import ErrorFeedback, Update
 from fedmpdd.directions import Key
 from fedmpdd.errors import FedmpddError, InputError
+from fedmpdd.flower import replay
 from fedmpdd.flower.layout import Float32, pack_flat, read_flat
-from fedmpdd.flower.order import ORDER, ROUND, UPDATE, Order
+from fedmpdd.flower.order import CATCH_UP, ORDER, ROUND, UPDATE, Order
 
 MEMORY = "fedmpdd.memory"  # of error feedback, in the node's own state
 REFUSED = 0x464D  # an error code of ours: the user's function was not at fault
+LOST = 0x464E  # another: what later rounds added is of no use here, a model would be
 
 
 def fedmpdd_mod(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
@@ -29,11 +31,11 @@ def fedmpdd_mod(message: Message, context: Context, call_next: Callable[[Message
         return call_next(message, context)
     name, config = asked[0]
     try:
-        order = Order.from_text(config[ORDER])
-        arrays_name, start = _model_of(message.content, order)
+        order = Order.from_text(config[ORDER], replay.known_layout(context.state) if CATCH_UP in config else None)
+        arrays_name, start = _model_of(message.content, config.get(CATCH_UP), order, context)
     except FedmpddError as error:
-        return _refusal(message, error)
-    plain = ConfigRecord({key: value for key, value in config.items() if key != ORDER})
+        return _refusal(message, error, LOST if CATCH_UP in config else REFUSED)
+    plain = ConfigRecord({key: value for key, value in config.items() if key not in (ORDER, CATCH_UP)})
     message.content[name] = plain
     message.content[arrays_name] = order.layout.unflatten(start)
     reply = call_next(message, context)
@@ -46,11 +48,16 @@ def fedmpdd_mod(message: Message, context: Context, call_next: Callable[[Message
     return reply
 
 
-def _model_of(content: RecordDict, order: Order) -> tuple[str, Float32]:
+def _model_of(content: RecordDict, added: object, order: Order, context: Context) -> tuple[str, Float32]:
+    """The model that the round starts from, and the name of its record: it came, or what was added since did."""
     records = list(content.array_records.items())
+    if order.follow is not None and added is not None:
+        return order.follow.arrays, replay.catch_up(order, order.follow, added, context.state)
     if len(records) != 1:
         raise InputError(f"{len(records)} ArrayRecords came, expected the model alone")
     name, arrays = records[0]
+    if order.follow is not None:
+        return name, replay.begin(order, order.follow, arrays, context.state)
     return name, read_flat(arrays, order.layout.d)
 
 
@@ -90,5 +97,5 @@ def _encode(gradient: Float32, order: Order, context: Context) -> Update:
     return update
 
 
-def _refusal(message: Message, error: FedmpddError) -> Message:
-    return Message(Error(code=REFUSED, reason=f"fedmpdd: {error}"), reply_to=message)
+def _refusal(message: Message, error: FedmpddError, code: int = REFUSED) -> Message:
+    return Message(Error(code=code, reason=f"fedmpdd: {error}"), reply_to=message)

@@ -1,6 +1,7 @@
 """What the server asks of a client in a round, as it stands in the message, and what it expects back."""
 
 import json
+import math
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -8,12 +9,39 @@ from fedmpdd.codecs import MPDD, Codec, Private, make_codec
 from fedmpdd.directions import Key, check_key
 from fedmpdd.errors import InputError, OrderError
 from fedmpdd.flower.layout import Layout
+from fedmpdd.server_step import OPTIMISERS, StepRule
 from fedmpdd.wire import VERSION, Session
 
 ORDER = "fedmpdd"  # the key of the order in the ConfigRecord of a message, and of the ConfigRecord in a reply
+CATCH_UP = "fedmpdd.catch-up"  # beside the order, in the place of a model: what later rounds added to an earlier one
 UPDATE, ROUND = "update", "round"  # keys in a reply; everything else in it is a metric
 
 Returned = Literal["model", "gradient"]
+
+
+@dataclass(frozen=True)
+class Follow:
+    """All that a client needs to know of the server to take its steps too.
+
+    model: the hash of the model that the round starts from, see `model_hash`. arrays: what the train function calls
+    the model's record. rule, lr: the server's step. mean_bits: bundles hold one update, the mean of all, with scalars
+    of so many bits.
+    """
+
+    model: str
+    arrays: str
+    rule: StepRule
+    lr: float
+    mean_bits: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raise OrderError for a step that nobody here can take."""
+        if self.rule.optimiser not in OPTIMISERS:
+            raise OrderError(f"the server's optimiser is {self.rule.optimiser!r}, expected one of {list(OPTIMISERS)}")
+        numbers = [value for name, value in asdict(self.rule).items() if name != "optimiser" and value is not None]
+        for value in (self.lr, *numbers):
+            if not isinstance(value, int | float) or not math.isfinite(value):
+                raise OrderError(f"the server steps by {value!r}, expected finite numbers")
 
 
 @dataclass(frozen=True)
@@ -21,7 +49,7 @@ class Order:
     """One client's part of a round.
 
     returns: what the user's train function gives back. key: assigned by the server, or None where the client draws a
-    seed from its operating system and sends it along.
+    seed from its operating system and sends it along. follow: the client is to keep the model for the next time.
     """
 
     round: int
@@ -31,6 +59,7 @@ class Order:
     key: Key | None = None
     error_feedback: bool = False
     protection: dict[str, float] = field(default_factory=dict)
+    follow: Follow | None = None
 
     def for_client(self, key: Key | None) -> "Order":
         """Return the order with this client's key."""
@@ -38,8 +67,20 @@ class Order:
 
     def make_codec(self) -> Codec:
         """Return the codec of this round."""
+        return self._codec_of(self.round)
+
+    def bundle_codec(self, number: int) -> Codec:
+        """Return the codec of the updates in the bundle of a round."""
+        codec = self._codec_of(number)
+        if self.follow is None or self.follow.mean_bits is None:
+            return codec
+        if not isinstance(codec, MPDD):
+            raise OrderError(f"downlink_bits = {self.follow.mean_bits}: only mpdd has scalars, the codec is {codec}")
+        return replace(codec, bits=self.follow.mean_bits)
+
+    def _codec_of(self, number: int) -> Codec:
         parameters = dict(self.codec)
-        return make_codec(parameters.pop("name"), parameters).for_shapes(self.layout.shapes).at_round(self.round - 1)
+        return make_codec(parameters.pop("name"), parameters).for_shapes(self.layout.shapes).at_round(number - 1)
 
     def make_protection(self, codec: Codec) -> Private | None:
         """Return what protects updates, if anything does."""
@@ -53,13 +94,18 @@ class Order:
         """Return the session that frames of this order belong to."""
         return Session(self.make_codec(), self.layout.d, sends_seed=self.key is None)
 
-    def as_text(self) -> str:
-        """Return the order as it travels."""
-        return json.dumps({"wire": VERSION, **asdict(self)}, separators=(",", ":"))
+    def as_text(self, *, with_layout: bool = True) -> str:
+        """Return the order as it travels; a client that follows has the layout already."""
+        values = {"wire": VERSION, **asdict(self)}
+        if not with_layout:
+            del values["layout"]
+        if self.follow is None:
+            del values["follow"]
+        return json.dumps(values, separators=(",", ":"))
 
     @classmethod
-    def from_text(cls, text: object) -> "Order":
-        """Read an order, or raise OrderError."""
+    def from_text(cls, text: object, known: Layout | None = None) -> "Order":
+        """Read an order, or raise OrderError; where it comes without a layout, it is about the one that is known."""
         if not isinstance(text, str):
             raise OrderError(f"the order is a {type(text).__name__}, expected text: is the strategy fedmpdd's?")
         try:
@@ -70,14 +116,13 @@ class Order:
         if wire != VERSION:
             raise OrderError(f"the server's frames have version {wire}, this client's {VERSION}: install one release")
         try:
-            layout = values.pop("layout")
-            names, shapes, dtypes = (tuple(layout[key]) for key in ("names", "shapes", "dtypes"))
-            key = values.pop("key")
-            order = cls(
-                layout=Layout(names, tuple(tuple(map(int, shape)) for shape in shapes), dtypes),
-                key=None if key is None else check_key(Key(*key)),
-                **values,
-            )
+            layout = Layout.from_values(values.pop("layout")) if "layout" in values else known
+            if layout is None:
+                raise OrderError("it says nothing of the model's arrays, and there is no model here yet")
+            key, follow = values.pop("key"), values.pop("follow", None)
+            if follow is not None:
+                follow = Follow(**{**follow, "rule": StepRule(**follow["rule"])})
+            order = cls(layout=layout, key=None if key is None else check_key(Key(*key)), follow=follow, **values)
             order.make_protection(order.make_session().codec)
         except (InputError, TypeError, ValueError, KeyError, AttributeError) as error:
             raise OrderError(f"the order of the server cannot be followed: {error}") from None

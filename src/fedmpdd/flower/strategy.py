@@ -3,48 +3,33 @@
 import math
 import secrets
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
-from fedmpdd.codecs import Update
+from fedmpdd.bundle import Bundle
+from fedmpdd.codecs import MPDD, shared_mean
 from fedmpdd.directions import Key, check_key, derive_seed, partitioned_keys
-from fedmpdd.errors import ConfigError, FedmpddError, ReplyError
+from fedmpdd.errors import ConfigError
 from fedmpdd.federation.config import CodecConfig, ServerConfig, parse_codec
-from fedmpdd.federation.server import ServerStep
 from fedmpdd.flower.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-from fedmpdd.flower.layout import Float32, Layout, pack_flat
-from fedmpdd.flower.order import ORDER, ROUND, UPDATE, Order, Returned
+from fedmpdd.flower.downlink import DownlinkKind, Models, check_downlink, make_downlink
+from fedmpdd.flower.layout import Float32, Layout
+from fedmpdd.flower.mod import LOST
+from fedmpdd.flower.order import Follow, Order, Returned
+from fedmpdd.flower.replay import advance, make_step
+from fedmpdd.flower.replies import Contribution, Replies
+from fedmpdd.server_step import Step, StepRule
 
 _PROTECTION = ("clip", "noise_multiplier", "scale_grid")
-MOST_EXAMPLES = 2**53  # that a client may claim: beyond it sums of claims lose their last digits
 NO_CLIENT = 2**64 - 1  # in the place of a client's number: a seed of the whole round, as in the local engine
-
-
-@dataclass(frozen=True)
-class Contribution:
-    """What one client gave to a round."""
-
-    node: int
-    update: Update
-    weight: float
-    metrics: dict[str, Any]
-    frame_bytes: int
-
-    @property
-    def magnitude(self) -> float:
-        """Root mean square of its scale and scalars: of one codec, it grows with the gradient."""
-        floats = [array for array in self.update.arrays if array.dtype.kind == "f"]
-        squares = sum(float(np.square(array, dtype=np.float64).sum()) for array in floats)
-        return math.sqrt(squares / max(1, sum(array.size for array in floats)))
 
 
 class FedMPDD(FedAvg):
@@ -60,6 +45,10 @@ class FedMPDD(FedAvg):
         relative error of the round's mean, so that a codec that saves more steps more carefully.
     server: its optimiser, as in a config of fedmpdd; SGD if not given.
     weighting: "examples", by the metric `weighted_by_key`, or "equal".
+    downlink: "model", the whole model to every node in every round, or "replay", what the rounds that a node missed
+        added to it, where that is less. All nodes then see all updates, but not with downlink_bits.
+    downlink_bits: with mpdd and shared keys, the server steps along the mean of the updates, rounded to scalars of 32,
+        16, 8, 4 or 1 bits: what a round adds is one update, whatever the number of nodes.
     seed: makes the seeds that the server assigns repeatable, for simulations; not if secrecy of them matters.
     checkpoint: a file that holds the model after every round, and from which a new start goes on.
     max_value, max_ratio: an update is dropped if a number in it is larger than the one, or if it is so many times
@@ -74,6 +63,8 @@ class FedMPDD(FedAvg):
         lr: float | None = None,
         server: ServerConfig | None = None,
         weighting: str = "examples",
+        downlink: DownlinkKind = "model",
+        downlink_bits: int | None = None,
         seed: int | None = None,
         checkpoint: str | Path | None = None,
         max_value: float = 1e6,
@@ -90,6 +81,9 @@ class FedMPDD(FedAvg):
             raise ConfigError('returns = "gradient" needs lr, the step size of the server')
         if lr is not None and not (lr > 0 and math.isfinite(lr)):
             raise ConfigError(f"lr = {lr}: expected a finite number above 0")
+        check_downlink(downlink, downlink_bits, self.codec)
+        self.downlink: DownlinkKind = downlink
+        self.downlink_bits = downlink_bits
         self.returns: Returned = returns
         self.lr = 1.0 if lr is None else lr
         self._damped = lr is None
@@ -101,10 +95,12 @@ class FedMPDD(FedAvg):
         self.checkpoint = None if checkpoint is None else Path(checkpoint)
         self._seed = secrets.randbits(63) if seed is None else seed
         self._rounds_before = 0  # of an earlier start, from a checkpoint
-        self._usual: float | None = None  # magnitude of an update: the largest median of a round so far
+        self._replies: Replies | None = None
         self._model: Float32 | None = None
         self._layout: Layout | None = None
-        self._step: ServerStep | None = None
+        self._step: Step[Float32] | None = None
+        self._downlink = Models()
+        self._downlink_bytes = 0  # of the round at work, all nodes together
         self._orders: dict[int, Order] = {}  # of the round at work, by node
 
     def summary(self) -> None:
@@ -116,11 +112,13 @@ class FedMPDD(FedAvg):
         )
         log(
             INFO,
-            "\t\t└── Clients return a %s, the server steps by %s (%s)",
+            "\t\t├── Clients return a %s, the server steps by %s (%s)",
             self.returns,
             self.lr,
             self.server.optimiser,
         )
+        bits = "" if self.downlink_bits is None else f", means of {self.downlink_bits} bits"
+        log(INFO, "\t\t└── Downlink: %s%s", self.downlink, bits)
 
     # --------------------------------------------------------------------------------------------- a start
 
@@ -158,40 +156,56 @@ class FedMPDD(FedAvg):
     def _begin(self, arrays: ArrayRecord) -> None:
         self._layout = Layout.of(arrays)
         self._model = self._layout.flatten(arrays)
-        self._step = ServerStep(self.server, self.lr, self._layout.d)
-        self._usual, self._rounds_before = None, 0
+        self._step = make_step(self.server, self.lr, self._layout.d)
+        self._replies = Replies(self.weighting, self.weighted_by_key, self.max_value, self.max_ratio)
+        self._rounds_before = 0
+        self._downlink = make_downlink(self.downlink, self._layout, self._follow)
         if self.codec is not None:
             self._order(1).make_session()  # what does not fit the model is refused now
         if self.checkpoint is not None and self.checkpoint.is_file():
             found = read_checkpoint(self.checkpoint, self._layout, tuple(self._step.state))
-            self._rounds_before, self._usual = found.rounds, found.usual
+            self._rounds_before, self._replies.usual = found.rounds, found.usual
             self._model = found.model
-            self._step.state = {name: torch.from_numpy(value) for name, value in found.server.items()}
+            self._step.state = {name: value.copy() for name, value in found.server.items()}
 
     # ------------------------------------------------------------------------------------------- a round
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Sample nodes as FedAvg does, and give each the model as one array, and its order."""
+        """Sample nodes as FedAvg does, and give each the model as one array, or what it misses of it, and its order."""
         if self._layout is None:  # a user drives the rounds without `start`
             self._begin(arrays)
         assert self._layout is not None
         k = server_round + self._rounds_before
         self._model = self._layout.flatten(arrays)
-        flat = pack_flat(self._model)
-        messages = sorted(super().configure_train(k, flat, config, grid), key=lambda one: one.metadata.dst_node_id)
+        messages = sorted(super().configure_train(k, arrays, config, grid), key=lambda one: one.metadata.dst_node_id)
         nodes = [message.metadata.dst_node_id for message in messages]
         if self.codec is None:
             self.codec = _automatic(self._layout.d, max(1, len(nodes)))
             log(INFO, "codec: %s for %s coordinates and %s nodes", self.codec.build(), self._layout.d, len(nodes))
         order = self._order(k)
         keys = self._keys(self.codec.keys, k, len(nodes))
-        self._orders = {node: order.for_client(key) for node, key in zip(nodes, keys, strict=True)}
-        for message, node in zip(messages, nodes, strict=True):
-            own = ConfigRecord({**config, ORDER: self._orders[node].as_text()})
-            message.content = RecordDict({self.arrayrecord_key: flat, self.configrecord_key: own})
+        self._orders, self._downlink_bytes = {}, 0
+        assert self._step is not None
+        self._downlink.begin(k, self._model, self._step, self._expected_bytes(order, len(nodes)))
+        for message, node, key in zip(messages, nodes, keys, strict=True):
+            parcel = self._downlink.parcel(node)
+            self._orders[node] = replace(order.for_client(key), follow=parcel.follow)
+            self._downlink_bytes += parcel.nbytes
+            message.content = parcel.content(self._orders[node], config, self.arrayrecord_key, self.configrecord_key)
         return messages
+
+    @property
+    def _follow(self) -> Follow:
+        """What a node must know to follow, but for the hash of a model."""
+        rule = StepRule(**self.server.model_dump())
+        return Follow("", self.arrayrecord_key, rule, self.lr, self.downlink_bits)
+
+    def _expected_bytes(self, order: Order, nodes: int) -> int:
+        """How many bytes the updates of the round's bundle will have, if all nodes answer."""
+        codec = replace(order, follow=self._follow).bundle_codec(order.round)
+        return codec.bytes_per_update(order.layout.d) * (nodes if self.downlink_bits is None else 1)
 
     def _order(self, k: int) -> Order:
         codec = self.codec
@@ -237,9 +251,15 @@ class FedMPDD(FedAvg):
         """Decode the updates that are sound, and step along their mean."""
         assert self._layout is not None
         assert self._model is not None
+        assert self._replies is not None
         k = server_round + self._rounds_before
-        answered, _ = self._check_and_log_replies(replies, is_train=True, validate=False)
-        contributions = self._sound(k, answered)
+        answered, failed = self._check_and_log_replies(replies, is_train=True, validate=False)
+        for reply in failed:
+            if reply.error.code == LOST:
+                self._downlink.lost(reply.metadata.src_node_id)
+        contributions = self._replies.sound(k, self._orders, answered)
+        for contribution in contributions:
+            self._downlink.confirm(contribution.node)
         dropped = len(answered) - len(contributions)
         log(
             INFO,
@@ -250,81 +270,45 @@ class FedMPDD(FedAvg):
             dropped,
             len(self._orders) - len(answered),
         )
-        if not contributions:
+        if not self._take_step(k, contributions):
+            self._downlink.add(Bundle(), 1.0, self._model)
             return None, None
-        updates = [contribution.update for contribution in contributions]
-        weights = [contribution.weight for contribution in contributions] if self.weighting == "examples" else None
+        if self.checkpoint is not None:
+            assert self._step is not None
+            write_checkpoint(
+                self.checkpoint, Checkpoint(k, self._model, self._step.state, self._replies.usual), self._layout
+            )
+        return self._layout.unflatten(self._model), self._metrics(contributions, dropped)
+
+    def _take_step(self, k: int, contributions: list[Contribution]) -> bool:
+        """Step along the mean; return False if the model stays as it was."""
+        assert self._model is not None
         assert self._step is not None
-        before = {name: value.clone() for name, value in self._step.state.items()}
-        estimate = torch.from_numpy(updates[0].codec.decode_mean(updates, weights))
-        if self._damped:
-            estimate *= self._damping(k, updates)
-        stepped = self._step(torch.from_numpy(self._model), estimate, k - 1).numpy()
+        if not contributions:
+            return False
+        bundle = self._bundle(contributions)
+        factor = self._damping(k, bundle, len(contributions))
+        before = {name: value.copy() for name, value in self._step.state.items()}
+        stepped = advance(self._step, self._model, bundle, factor, k)
         if not np.isfinite(stepped).all():
             self._step.state = before
             log(WARNING, "round %s: the step would make the model infinite; it stays as it was", k)
-            return None, None
+            return False
         self._model = stepped
-        if self.checkpoint is not None:
-            state = {name: value.numpy() for name, value in self._step.state.items()}
-            write_checkpoint(self.checkpoint, Checkpoint(k, stepped, state, self._usual), self._layout)
-        return self._layout.unflatten(stepped), self._metrics(contributions, dropped)
+        self._downlink.add(bundle, factor, stepped)
+        return True
 
-    # -------------------------------------------------------------------------------- what replies are worth
-
-    def _sound(self, k: int, replies: Iterable[Message]) -> list[Contribution]:
-        """The contributions that count, in the order of nodes; the others are told, one line each."""
-        read: dict[int, Contribution] = {}
-        for reply in replies:
-            node = reply.metadata.src_node_id
-            try:
-                if node in read:
-                    raise ReplyError("it answered already")
-                read[node] = self._read(k, node, reply.content)
-            except FedmpddError as error:
-                _log_drop(k, node, str(error))
-        kept = []
-        weight = _lower_median([own.weight for own in read.values()])
-        # Gradients shrink while a model learns, on some clients sooner: what was usual once is never too large.
-        usual = _lower_median([own.magnitude for own in read.values()]) if self._usual is None else self._usual
-        for node in sorted(read):
-            if usual > 0 and read[node].magnitude > self.max_ratio * usual:
-                _log_drop(k, node, f"it is {read[node].magnitude / usual:.3g} times larger than usual")
-            elif self.weighting == "examples" and read[node].weight > self.max_ratio * weight:
-                _log_drop(k, node, f"it claims {read[node].weight / weight:.3g} times more examples than usual")
-            else:
-                kept.append(read[node])
-        if kept:
-            self._usual = max(self._usual or 0.0, _lower_median([own.magnitude for own in kept]))
-        return kept
-
-    def _read(self, k: int, node: int, content: RecordDict) -> Contribution:
-        order = self._orders.get(node)
-        if order is None:
-            raise ReplyError("it was not asked in this round")
-        record = content.config_records.get(ORDER)
-        if record is None:
-            raise ReplyError(f"its reply has {sorted(content)}, expected {ORDER!r}: does its app use fedmpdd_mod?")
-        values = dict(record)
-        frame, number = values.pop(UPDATE, None), values.pop(ROUND, None)
-        if number != k:
-            raise ReplyError(f"its update is for round {number!r}, this is {k}")
-        if not isinstance(frame, bytes):
-            raise ReplyError(f"its update is {type(frame).__name__}, expected bytes")
-        update = order.make_session().unpack(frame, order.key if order.make_codec().needs_key else None)
-        floats = [array for array in update.arrays if array.dtype.kind == "f"]
-        largest = max((float(np.abs(array).max(initial=0.0)) for array in floats), default=0.0)
-        if largest > self.max_value:
-            raise ReplyError(f"a number in it is {largest:.3g}, above max_value = {self.max_value:g}")
-        return Contribution(node, update, self._weight(values), values, len(frame))
-
-    def _weight(self, metrics: dict[str, Any]) -> float:
-        weight = metrics.get(self.weighted_by_key)
-        if self.weighting == "equal" and weight is None:
-            return 1.0
-        if not isinstance(weight, int | float) or not 0 < weight <= MOST_EXAMPLES:
-            raise ReplyError(f"its metric {self.weighted_by_key!r} is {weight!r}, expected a number above 0")
-        return float(weight)
+    def _bundle(self, contributions: list[Contribution]) -> Bundle:
+        """The updates that the server steps along the mean of: those of the clients, or their mean itself."""
+        updates = [contribution.update for contribution in contributions]
+        weights = [contribution.weight for contribution in contributions] if self.weighting == "examples" else None
+        if self.downlink_bits is None:
+            return Bundle(tuple(updates), None if weights is None else tuple(weights))
+        codec = updates[0].codec
+        assert isinstance(codec, MPDD)
+        # Rounded with other numbers than the clients', or errors would add up instead of cancelling.
+        rounding = Key(derive_seed(updates[0].key.seed, 0, 0))
+        return Bundle((shared_mean(codec, updates, self.downlink_bits, rounding, weights),))
 
     def _metrics(self, contributions: list[Contribution], dropped: int) -> MetricRecord:
         shared = sorted(set.intersection(*(set(own.metrics) for own in contributions)))
@@ -341,15 +325,18 @@ class FedMPDD(FedAvg):
         found["fedmpdd-contributors"] = len(contributions)
         found["fedmpdd-dropped"] = dropped
         found["fedmpdd-update-bytes"] = sum(own.frame_bytes for own in contributions)
+        found["fedmpdd-downlink-bytes"] = self._downlink_bytes
         return found
 
-    def _damping(self, k: int, updates: list[Update]) -> float:
+    def _damping(self, k: int, bundle: Bundle, clients: int) -> float:
         """How much of the estimated step to take: the share that is best if gradients agree."""
         assert self.codec is not None
-        codec = updates[0].codec
-        if self.codec.error_feedback or codec.variance_is_bound or not codec.unbiased:
+        codec = bundle.updates[0].codec
+        if not self._damped or self.codec.error_feedback or codec.variance_is_bound or not codec.unbiased:
             return 1.0
-        error = codec.variance(updates[0].d, len(updates), partitioned=self.codec.keys == "partitioned")
+        # Along the same directions clients err in the same way, and their mean as each of them.
+        count = 1 if self.codec.keys == "shared" else clients
+        error = codec.variance(bundle.updates[0].d, count, partitioned=self.codec.keys == "partitioned")
         if error is None:
             return 1.0
         share = 1 / (1 + error)
@@ -371,12 +358,3 @@ def _checked(codec: CodecConfig) -> CodecConfig:
 def _automatic(d: int, clients: int) -> CodecConfig:
     """One-bit hadamard, a relative error of about one: π/2 · d / (m · clients)."""
     return parse_codec(f"mpdd:m={min(d, math.ceil(math.pi / 2 * d / clients))}:bits=1:family=hadamard")
-
-
-def _lower_median(values: list[float]) -> float:
-    """Of two the smaller one: half of them may be wrong."""
-    return sorted(values)[(len(values) - 1) // 2] if values else 0.0
-
-
-def _log_drop(k: int, node: int, reason: str) -> None:
-    log(WARNING, "round %s: dropped the update of node %s: %s", k, node, reason)

@@ -1,0 +1,185 @@
+"""What nodes are sent of the model, all or what the rounds that they missed added: docs/flower.md, "The downlink"."""
+
+from collections import Counter, deque
+from dataclasses import dataclass, replace
+from functools import cache
+from logging import INFO, WARNING
+from typing import Any, Literal
+
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.common.logger import log
+
+from fedmpdd.bundle import Bundle
+from fedmpdd.catch_up import PER_BUNDLE, PER_MESSAGE, CatchUp
+from fedmpdd.codecs.mpdd import BITS
+from fedmpdd.errors import ConfigError
+from fedmpdd.federation.config import CodecConfig
+from fedmpdd.flower.layout import FLAT, Float32, Layout, pack_flat
+from fedmpdd.flower.order import CATCH_UP, ORDER, Follow, Order
+from fedmpdd.flower.replay import FACTOR_BYTES, model_hash, pack_round, pack_vectors
+from fedmpdd.server_step import Step
+
+DownlinkKind = Literal["model", "replay"]
+MOST_FAILURES = 2  # in a row, of a node that was to follow: it computes otherwise, or forgets all between rounds
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """What one node is sent of the model: arrays, or what rounds added; and what it needs to follow from there on."""
+
+    arrays: ArrayRecord | None = None
+    rounds: bytes | None = None
+    follow: Follow | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the model or of the rounds alone."""
+        if self.rounds is not None:
+            return len(self.rounds)
+        return 0 if self.arrays is None else 4 * self.arrays[FLAT].shape[0]
+
+    def content(self, order: Order, config: ConfigRecord, arrays_key: str, config_key: str) -> RecordDict:
+        """Return the message with the node's order; few records, since each takes a request of its own."""
+        text = order.as_text(with_layout=self.rounds is None)
+        if self.rounds is not None:
+            return RecordDict({config_key: ConfigRecord({**config, ORDER: text, CATCH_UP: self.rounds})})
+        assert self.arrays is not None
+        return RecordDict({arrays_key: self.arrays, config_key: ConfigRecord({**config, ORDER: text})})
+
+
+class Models:
+    """The model to every node in every round."""
+
+    def begin(self, number: int, flat: Float32, step: Step[Float32], expected: int) -> None:
+        """Begin a round with this model; `expected` bytes are what it will add, as far as is known."""
+        self._parcel = Parcel(pack_flat(flat))
+
+    def parcel(self, node: int) -> Parcel:
+        """Return what to send a node that is asked in this round."""
+        return self._parcel
+
+    def confirm(self, node: int) -> None:
+        """Take note that a node answered as only one with the model of the round can."""
+
+    def lost(self, node: int) -> None:
+        """Take note that a node could not use what it was sent."""
+
+    def add(self, bundle: Bundle, factor: float, flat: Float32) -> None:
+        """Take note of what the round added, and of the model that it led to."""
+
+
+class Followers(Models):
+    """Nodes that keep the model: each is sent what the rounds since the one that it has added, where that is less.
+
+    Where a node begins to follow it is sent what the server's optimiser keeps too. Whether a node has the model of a
+    round is known once its reply to it came, and not before.
+
+    follow: all but the hash of a round's model.
+    """
+
+    def __init__(self, d: int, follow: Follow) -> None:
+        self._follow = follow
+        self._model_bytes = 4 * d
+        self._round = 0  # the round at work
+        self._rounds: deque[bytes] = deque()  # what those before it added, as far back as that is less than the model
+        self._kept = 0  # bytes of these,
+        self._total = 0  # and of all since the start
+        self._has: dict[int, int] = {}  # by node: the round whose starting model it is known to have,
+        self._asked: dict[int, int] = {}  # what the total was when it was asked last,
+        self._failures: Counter[int] = Counter()  # and how often it could not follow, in a row
+        self._sent: dict[int, Parcel] = {}  # in this round
+
+    def begin(self, number: int, flat: Float32, step: Step[Float32], expected: int) -> None:
+        """See Models."""
+        found = model_hash(flat)
+        if (number, found) != (self._round, self._follow.model):
+            # The first round, or somebody changed the model between rounds: nobody has it.
+            self._has.clear()
+            self._rounds.clear()
+            self._round, self._kept = number, 0
+            self._follow = replace(self._follow, model=found)
+        self._expected = PER_BUNDLE + FACTOR_BYTES + expected
+        # Made once for all nodes, and only if one needs it: in most rounds there is no model to pack.
+        self._alone = cache(lambda: Parcel(pack_flat(flat)))
+        self._whole = cache(lambda: Parcel(pack_vectors(flat, step), follow=self._follow))
+        self._since = cache(self._missed)
+        self._sent = {}
+
+    def parcel(self, node: int) -> Parcel:
+        """See Models."""
+        # What a node misses from one time to the next. If that is more than a model, it need not follow.
+        between = self._total - self._asked[node] if node in self._asked else self._expected
+        self._asked[node] = self._total
+        if self._failures[node] >= MOST_FAILURES:
+            parcel = self._alone()
+        elif node in self._has and self._round - self._has[node] <= len(self._rounds):
+            parcel = self._since(self._has[node])
+        else:
+            parcel = self._whole() if between < self._model_bytes else self._alone()
+        self._sent[node] = parcel
+        return parcel
+
+    def _missed(self, first: int) -> Parcel:
+        """What gets a node from the starting model of that round to that of the round at work."""
+        bundles = tuple(self._rounds)[len(self._rounds) - (self._round - first) :]
+        message: CatchUp[Any] = CatchUp(first, bundles)
+        return Parcel(rounds=message.pack(), follow=self._follow)
+
+    def confirm(self, node: int) -> None:
+        """See Models."""
+        parcel = self._sent.get(node, Parcel())
+        if parcel.follow is not None:
+            self._has[node] = self._round
+        if parcel.rounds is not None:
+            del self._failures[node]
+
+    def lost(self, node: int) -> None:
+        """See Models."""
+        if self._sent.pop(node, None) is None:  # it was not asked, or says it twice
+            return
+        self._has.pop(node, None)
+        self._failures[node] += 1
+        if self._failures[node] < MOST_FAILURES:
+            log(INFO, "round %s: node %s lost the model; it is sent one the next time", self._round, node)
+        else:
+            log(WARNING, "round %s: node %s cannot follow; it is sent the model from now on", self._round, node)
+
+    def add(self, bundle: Bundle, factor: float, flat: Float32) -> None:
+        """See Models."""
+        self._rounds.append(pack_round(bundle, factor))
+        size = PER_BUNDLE + len(self._rounds[-1])
+        self._kept += size
+        self._total += size
+        while self._rounds and PER_MESSAGE + self._kept > self._model_bytes:
+            self._kept -= PER_BUNDLE + len(self._rounds.popleft())
+        self._round += 1
+        self._follow = replace(self._follow, model=model_hash(flat))
+
+
+def check_downlink(kind: str, bits: int | None, codec: CodecConfig | None) -> None:
+    """Raise ConfigError for settings that do not fit together; `codec` is None where it is to be chosen."""
+    if kind not in ("model", "replay"):
+        raise ConfigError(f'downlink = {kind!r}: expected "model" or "replay"')
+    if bits is None:
+        return
+    if bits not in BITS or isinstance(bits, bool):
+        raise ConfigError(f"downlink_bits = {bits!r}: expected one of {', '.join(map(str, BITS))}")
+    if codec is None or codec.name != "mpdd" or codec.keys != "shared":
+        raise ConfigError(
+            f"downlink_bits = {bits} rounds the mean of scalars along the same directions; it needs the codec mpdd "
+            "with keys=shared"
+        )
+
+
+def make_downlink(kind: DownlinkKind, layout: Layout, follow: Follow) -> Models:
+    """Return the downlink of a start with this model, or raise ConfigError if it cannot be followed."""
+    if kind == "model":
+        return Models()
+    other = [(name, dtype) for name, dtype in zip(layout.names, layout.dtypes, strict=True) if dtype != "float32"]
+    if other:
+        name, dtype = other[0]
+        raise ConfigError(
+            f'downlink = "replay", and array {name!r} of the model is {dtype}: expected float32, in which server and '
+            'nodes compute the same bits. Convert the model, or use downlink = "model"'
+        )
+    return Followers(layout.d, follow)

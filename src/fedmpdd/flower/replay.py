@@ -1,0 +1,143 @@
+"""A client that keeps the model, and gets to the next by what the rounds in between added: docs/flower.md.
+
+The server takes its steps with `advance` too. Without PyTorch: a client need not wait for it.
+"""
+
+import hashlib
+import json
+import math
+import struct
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+
+from fedmpdd.bundle import Bundle, unpack_bundle
+from fedmpdd.catch_up import CatchUp, unpack_catch_up
+from fedmpdd.codecs import Codec
+from fedmpdd.errors import ContentError, InputError, TruncatedFrameError
+from fedmpdd.flower.layout import Float32, Layout, pack_flat, read_flat
+from fedmpdd.flower.order import Follow, Order
+from fedmpdd.server_step import Rule, Step
+
+MODEL = "fedmpdd.model"  # in the node's own state: the model and the vectors of the server's optimiser, as one array,
+FOLLOWING = "fedmpdd.following"  # and the round that it starts, with its layout
+_ROUND, _LAYOUT = "round", "layout"
+_FACTOR = struct.Struct("<d")
+FACTOR_BYTES = _FACTOR.size
+
+
+def model_hash(flat: Float32) -> str:
+    """The first 8 bytes of the SHA-256 of a flat model, little-endian: enough against accidents."""
+    return hashlib.sha256(flat.astype("<f4", copy=False).tobytes()).hexdigest()[:16]
+
+
+def make_step(rule: Rule, lr: float, d: int) -> Step[Float32]:
+    """Return the server's step on arrays."""
+    return Step(rule, lr, lambda: np.zeros(d, np.float32))
+
+
+def advance(step: Step[Float32], flat: Float32, bundle: Bundle, factor: float, number: int) -> Float32:
+    """Return the model after a round (they count from 1): on the server, and on every client that follows it.
+
+    factor: how much of the estimated step to take.
+    """
+    if not bundle.updates:
+        return flat
+    estimate = bundle.updates[0].codec.decode_mean(bundle.updates, bundle.weights)
+    estimate *= float(factor)  # a float of Python: rounded to float32, then one product a coordinate
+    return step(flat, estimate, number - 1)
+
+
+def pack_round(bundle: Bundle, factor: float) -> bytes:
+    """Return what a round adds, as bytes."""
+    return _FACTOR.pack(factor) + bundle.pack()
+
+
+def unpack_round(data: bytes, codec: Codec, d: int) -> tuple[Bundle, float]:
+    """Read what a round adds, or raise the WireError that says what is wrong with it."""
+    if len(data) < FACTOR_BYTES:
+        raise TruncatedFrameError(f"a round has {len(data)} bytes; expected a factor of {FACTOR_BYTES} and a bundle")
+    (factor,) = _FACTOR.unpack_from(data)
+    if not (math.isfinite(factor) and factor > 0):
+        raise ContentError(f"a round's step is multiplied by {factor}; expected a finite number above 0")
+    return unpack_bundle(data[FACTOR_BYTES:], codec, d), factor
+
+
+# -------------------------------------------------------------------------------------------------- a client's state
+
+
+def known_layout(state: RecordDict) -> Layout | None:
+    """Return the layout of the model that a node keeps, if it keeps one."""
+    try:
+        return Layout.from_values(json.loads(str(state.config_records[FOLLOWING][_LAYOUT])))
+    except (KeyError, TypeError, ValueError):  # nothing was kept, or somebody else wrote there
+        return None
+
+
+def begin(order: Order, follow: Follow, arrays: ArrayRecord, state: RecordDict) -> Float32:
+    """Take the model that came, and keep it."""
+    step = make_step(follow.rule, follow.lr, order.layout.d)
+    flat = _load(step, arrays, order.layout.d)
+    _check(flat, order, follow, "came")
+    _keep(step, flat, order, state)
+    return flat
+
+
+def catch_up(order: Order, follow: Follow, data: object, state: RecordDict) -> Float32:
+    """Go from the model that the node keeps to that of the round, and keep it instead."""
+    if not isinstance(data, bytes):
+        raise InputError(f"what later rounds added came as {type(data).__name__}, expected bytes")
+    record = state.config_records.get(FOLLOWING)
+    number = None if record is None else record.get(_ROUND)
+    if not isinstance(number, int) or MODEL not in state.array_records:
+        raise InputError("what later rounds added came, and there is no model here to add it to; a model is needed")
+    d = order.layout.d
+    step = make_step(follow.rule, follow.lr, d)
+    flat = _load(step, state.array_records[MODEL], d)
+    message: CatchUp[Any] = unpack_catch_up(data)
+    for bundle in _missed(message, number, order.round):
+        flat = advance(step, flat, *unpack_round(bundle, order.bundle_codec(number), d), number)
+        number += 1
+    _check(flat, order, follow, "was rebuilt here")
+    _keep(step, flat, order, state)
+    return flat
+
+
+def _missed(message: CatchUp[Any], number: int, wanted: int) -> tuple[bytes, ...]:
+    """The bundles that lead from the starting model of round `number` to that of the round that is wanted."""
+    first, end = message.round, message.round + len(message.bundles)
+    if message.vectors or end != wanted:
+        raise ContentError(f"rounds {first} to {end - 1} came, which do not end before round {wanted}")
+    # A node can be ahead of what the server knows: it had the model, and its reply was lost. Never behind.
+    if not first <= number <= wanted:
+        raise InputError(
+            f"rounds {first} to {end - 1} came, and the model here is the one that round {number} starts from; a model "
+            "is needed"
+        )
+    return message.bundles[number - first :]
+
+
+def _check(flat: Float32, order: Order, follow: Follow, how: str) -> None:
+    if (found := model_hash(flat)) != follow.model:
+        raise InputError(
+            f"the model of round {order.round} that {how} has hash {found}, the server's has {follow.model}; a model "
+            "is needed"
+        )
+
+
+def _load(step: Step[Float32], arrays: ArrayRecord, d: int) -> Float32:
+    flat, *vectors = read_flat(arrays, d * (1 + len(step.state))).reshape(-1, d).copy()
+    step.state = dict(zip(step.state, vectors, strict=True))
+    return np.asarray(flat)
+
+
+def _keep(step: Step[Float32], flat: Float32, order: Order, state: RecordDict) -> None:
+    state[MODEL] = pack_vectors(flat, step)
+    state[FOLLOWING] = ConfigRecord({_ROUND: order.round, _LAYOUT: json.dumps(asdict(order.layout))})
+
+
+def pack_vectors(flat: Float32, step: Step[Float32]) -> ArrayRecord:
+    """Return the model, and what the server's optimiser keeps, as the one array that travels."""
+    return pack_flat(np.concatenate([flat, *step.state.values()]))

@@ -1,0 +1,1 @@
+"""An app whose model can be of any size."""
