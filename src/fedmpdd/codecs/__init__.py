@@ -17,7 +17,7 @@ from fedmpdd.codecs.qsgd import QSGD
 from fedmpdd.codecs.randk import RandK
 from fedmpdd.codecs.registry import CODECS, make_codec
 from fedmpdd.codecs.sa_fedlora import SAFedLora
-from fedmpdd.codecs.shared_mean import shared_mean, update_of_scalars
+from fedmpdd.codecs.shared_mean import mean_rounding, shared_mean, update_of_scalars
 from fedmpdd.codecs.signsgd import SignSGD
 from fedmpdd.codecs.topk import TopK
 
@@ -51,6 +51,7 @@ __all__ = [
     "decode_pieces",
     "encode_pieces",
     "make_codec",
+    "mean_rounding",
     "shared_mean",
     "update_of_scalars",
 ]

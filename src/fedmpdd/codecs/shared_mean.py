@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fedmpdd.codecs._arithmetic import sphere_factor
 from fedmpdd.codecs.base import Update, mean_factors
 from fedmpdd.codecs.mpdd import MPDD
-from fedmpdd.directions import Key
+from fedmpdd.directions import Key, derive_seed
 from fedmpdd.errors import CodecError
 
 _LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
@@ -24,7 +24,7 @@ def shared_mean(
 ) -> Update:
     """Return the (weighted) mean of updates of one key as an update with scalars of `bits` bits.
 
-    rounding: the key of the numbers that scalars of 4 to 16 bits are rounded with; another one than the clients used.
+    rounding: the key of the numbers that scalars of 4 to 16 bits are rounded with, as `mean_rounding` has it.
     """
     if len({update.key for update in updates}) != 1:
         raise CodecError('the updates have different keys, so that their scalars do not add up; use keys = "shared"')
@@ -36,6 +36,14 @@ def shared_mean(
     for factor, row in zip(factors * scales, levels, strict=True):
         scalars += factor * row
     return update_of_scalars(codec, scalars, updates[0].d, updates[0].key, bits, rounding)
+
+
+def mean_rounding(key: Key) -> Key:
+    """Return the key that the mean of updates with this key is rounded with.
+
+    Rounded with the clients' own numbers, its errors would add to theirs instead of cancelling.
+    """
+    return Key(derive_seed(key.seed, 0, 0))
 
 
 def update_of_scalars(codec: MPDD, scalars: NDArray[np.float64], d: int, key: Key, bits: int, rounding: Key) -> Update:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmpdd import models
-from fedmpdd.bundle import Bundle, unpack_bundle
+from fedmpdd.bundle import Bundle
 from fedmpdd.codecs import MPDD, Codec, DeComFL
 from fedmpdd.data import Dataset, Partition, PartitionKind, load, make_partition
 from fedmpdd.directions import Key, backend
@@ -24,7 +24,7 @@ from fedmpdd.federation.devices import reproducible_arithmetic, resolve_device
 from fedmpdd.federation.downlink import Downlink, ModelDownlink, ReplayDownlink
 from fedmpdd.federation.exchange import Exchange, FrameExchange, Sent, make_exchange, make_memories
 from fedmpdd.federation.journal import Header
-from fedmpdd.federation.replay import bundle_codec, model_sha256
+from fedmpdd.federation.replay import bundle_codec, model_sha256, stepped
 from fedmpdd.federation.server import ServerStep
 from fedmpdd.federation.workers import Workers
 from fedmpdd.wire import Session
@@ -205,9 +205,7 @@ class Federation:
         self._downlink.send(sampling.sample_clients(self.config, k).tolist(), k)
         self._downlink.add(len(data))
         if changes_model:
-            bundle = unpack_bundle(data, bundle_codec(self.config, self.codec, k), self.model.d)
-            if bundle.updates:
-                self.flat = self._server_step(self.flat, bundle.estimate(self.config.device), k)
+            self.flat = stepped(self.flat, data, bundle_codec(self.config, self.codec, k), self._server_step, k)
         self.next_round = k + 1
 
     def _clock(self) -> float:

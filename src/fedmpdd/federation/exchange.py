@@ -21,12 +21,13 @@ from fedmpdd.codecs import (
     NoiseSource,
     Private,
     Update,
+    mean_rounding,
     rivals_torch,
     shared_mean,
     update_of_scalars,
 )
 from fedmpdd.codecs.base import mean_factors
-from fedmpdd.directions import Key, derive_seed
+from fedmpdd.directions import Key
 from fedmpdd.federation.config import CodecConfig
 from fedmpdd.wire import Session
 
@@ -142,8 +143,7 @@ class FrameExchange:
         bundle = Bundle(tuple(received), None if weights is None else tuple(weights))
         if self._mean_bits is not None:
             assert isinstance(session.codec, MPDD)
-            # Rounded with other numbers than the clients', or errors would add up instead of cancelling.
-            rounding = Key(derive_seed(keys[0].seed, 0, 0))
+            rounding = mean_rounding(keys[0])
             bundle = Bundle((shared_mean(session.codec, received, self._mean_bits, rounding, weights),))
         estimate = bundle.estimate(str(self._device))
         if self._memories is not None:

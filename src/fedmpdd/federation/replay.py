@@ -36,6 +36,12 @@ def bundle_codec(config: RunConfig, codec: Codec, round_number: int) -> Codec:
     return codec.at_round(round_number)
 
 
+def stepped(flat: Tensor, data: bytes, codec: Codec, step: ServerStep, round_number: int) -> Tensor:
+    """Return the model after a round, from the one before it and the round's bundle."""
+    bundle = unpack_bundle(data, codec, flat.numel())
+    return step(flat, bundle.estimate(str(flat.device)), round_number) if bundle.updates else flat
+
+
 class Replica:
     """A model that follows a federation by its bundles: a client's, or one that is rebuilt from a journal."""
 
@@ -59,9 +65,7 @@ class Replica:
     def apply(self, data: bytes) -> None:
         """Go one round further."""
         k = self.next_round
-        bundle = unpack_bundle(data, bundle_codec(self.config, self._codec, k), self.flat.numel())
-        if bundle.updates:
-            self.flat = self._step(self.flat, bundle.estimate(self.config.device), k)
+        self.flat = stepped(self.flat, data, bundle_codec(self.config, self._codec, k), self._step, k)
         self.next_round = k + 1
 
     def catch_up(self, message: CatchUp) -> None:

@@ -14,9 +14,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmpdd.bundle import Bundle
-from fedmpdd.codecs import MPDD, NO_KEY, Codec, FedSGD, NoiseSource, Update, clipped_rows, update_of_scalars
+from fedmpdd.codecs import (
+    MPDD,
+    NO_KEY,
+    Codec,
+    FedSGD,
+    NoiseSource,
+    Update,
+    clipped_rows,
+    mean_rounding,
+    update_of_scalars,
+)
 from fedmpdd.codecs.discrete_gaussian import NEGLIGIBLE, closeness, discrete_gaussian
-from fedmpdd.directions import Key, derive_seed
+from fedmpdd.directions import Key
 from fedmpdd.errors import ConfigError
 from fedmpdd.federation.config import SecureConfig
 from fedmpdd.federation.exchange import Received, Sent
@@ -90,7 +100,7 @@ class SecureExchange:
         """See Exchange: the sum modulo 2^bits, as a number again, divided by the clients that are in it."""
         mean = self._fixed.decode(sent.content.sum(axis=0), self._terms.clients) / len(keys)
         if isinstance(self._codec, MPDD):
-            rounding = Key(derive_seed(keys[0].seed, 0, 0))
+            rounding = mean_rounding(keys[0])
             update = update_of_scalars(self._codec, mean, session.d, keys[0], self._mean_bits, rounding)
         else:
             update = Update(FedSGD(), session.d, NO_KEY, (mean.astype(np.float32),))

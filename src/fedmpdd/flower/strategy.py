@@ -15,7 +15,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
 from fedmpdd.bundle import Bundle
-from fedmpdd.codecs import MPDD, shared_mean
+from fedmpdd.codecs import MPDD, mean_rounding, shared_mean
 from fedmpdd.directions import Key, check_key, derive_seed, partitioned_keys
 from fedmpdd.errors import ConfigError
 from fedmpdd.federation.config import CodecConfig, ServerConfig, parse_codec
@@ -306,8 +306,7 @@ class FedMPDD(FedAvg):
             return Bundle(tuple(updates), None if weights is None else tuple(weights))
         codec = updates[0].codec
         assert isinstance(codec, MPDD)
-        # Rounded with other numbers than the clients', or errors would add up instead of cancelling.
-        rounding = Key(derive_seed(updates[0].key.seed, 0, 0))
+        rounding = mean_rounding(updates[0].key)
         return Bundle((shared_mean(codec, updates, self.downlink_bits, rounding, weights),))
 
     def _metrics(self, contributions: list[Contribution], dropped: int) -> MetricRecord:
