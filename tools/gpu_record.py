@@ -15,6 +15,7 @@ import torch
 TESTS = (
     "directions/test_cuda.py",
     "codecs/test_mpdd_cuda.py",
+    "codecs/test_peaks_cuda.py",
     "codecs/test_pieces_cuda.py",
     "federation/test_cuda.py",
     "federation/test_replay.py",

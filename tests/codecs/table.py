@@ -13,6 +13,7 @@ from fedmpdd.codecs import (
     Gaussian,
     Laplace,
     LpProj,
+    Peaks,
     RandK,
     SAFedLora,
     SignSGD,
@@ -43,6 +44,9 @@ CODECS_UNDER_TEST: list[Codec] = [
     EDEN(bits=4),
     EDEN(bits=1, rows=50),  # a quarter of a bit a coordinate
     EDEN(bits=2, rows=224),  # all rows, and more than coordinates
+    Peaks(m=20, group=4, family="rademacher"),
+    Peaks(m=12, group=16),
+    Peaks(m=9, group=64, family="rademacher"),
     DeComFL(m=12),
     SAFedLora(rank=2, shapes=((10, 15), (50, 0))),
 ]

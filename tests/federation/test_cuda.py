@@ -31,6 +31,7 @@ CODECS: list[dict[str, Any]] = [
     {"name": "lp-proj", "size": 50},
     {"name": "sa-fedlora", "warmup": 0},
     {"name": "eden", "rows": 2000},  # through frames
+    {"name": "peaks", "m": 20},
     {"name": "topk", "k": 500, "error_feedback": True},
     {"name": "decomfl", "m": 3, "keys": "shared"},
 ]

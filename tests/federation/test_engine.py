@@ -199,6 +199,7 @@ EVERY_CODEC: list[dict[str, Any]] = [
     {"name": "gaussian", "noise": 1e-4},
     {"name": "signsgd"},
     {"name": "eden", "bits": 1},
+    {"name": "peaks", "m": 60, "group": 64},
     {"name": "decomfl", "m": 300, "keys": "shared"},
     {"name": "sa-fedlora", "rank": 4, "warmup": 5},
 ]

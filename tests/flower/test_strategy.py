@@ -98,6 +98,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
         "randk:k=30",
         "signsgd",
         "eden:bits=4",
+        "peaks:m=9:group=4",
         "lp-proj:size=55",
         "sa-fedlora:rank=2:warmup=1",
         "laplace:noise=0.0001",

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from fedmpdd import MPDD, Session, pack
-from fedmpdd.codecs import EDEN, FedSGD, Gaussian, SignSGD, TopK
+from fedmpdd.codecs import EDEN, FedSGD, Gaussian, Peaks, SignSGD, TopK
 
 HERE = Path(__file__).parent / "malformed"
 GRADIENT = np.random.default_rng(0).standard_normal((1, 300)).astype(np.float32)
@@ -44,6 +44,7 @@ def frames() -> dict[str, bytes]:
     noisy = pack(Gaussian(1.0).encode(GRADIENT, [7])[0])
     signs = pack(SignSGD().encode(GRADIENT, [7])[0])
     eden = pack(EDEN(bits=3, rows=5).encode(GRADIENT, [7])[0])
+    peaks = pack(Peaks(3, 64).encode(GRADIENT, [7])[0])
     compact = SESSION.pack(CODEC.encode(GRADIENT, [7])[0])
     return {
         "empty.TruncatedFrameError": b"",
@@ -101,6 +102,11 @@ def frames() -> dict[str, bytes]:
         "eden-bits-5.UnknownCodecError": changed(eden, 6, b"\x05"),
         "eden-all-rows-and-some.UnknownCodecError": changed(eden, 7, b"\x00"),
         "eden-rows-above-order.LimitError": changed(eden, 16, struct.pack("<I", 321)),
+        "peaks-groups-of-two.UnknownCodecError": changed(peaks, 7, b"\x01"),
+        "peaks-groups-of-2-to-the-17.UnknownCodecError": changed(peaks, 7, b"\x11"),
+        "peaks-more-directions-than-coordinates.LimitError": changed(peaks, 16, struct.pack("<I", 64)),
+        "peaks-scale-zero-with-peaks.ContentError": changed(peaks, 32, b"\x00"),
+        "peaks-stray-bits.ContentError": changed(peaks, len(peaks) - 5, bytes([peaks[-5] | 0x80])),
         "compact-empty.TruncatedFrameError": b"",
         "compact-self-contained.MagicError": one,
         "compact-version-2.VersionError": b"\xf2" + compact[1:],

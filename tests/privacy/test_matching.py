@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedmpdd.codecs import MPDD, QSGD, Codec, FedSGD, TopK
+from fedmpdd.codecs import MPDD, QSGD, Codec, FedSGD, Peaks, TopK
 from fedmpdd.directions import Key
 from fedmpdd.privacy.matching import Cosine, SquaredDifference, match_decoded, match_sent, project
 from fedmpdd.privacy.observation import one_hot
@@ -67,6 +67,21 @@ def test_a_one_bit_observation_is_consistent_with_the_truth() -> None:
     assert (match(truth) < match(truth.roll(1, dims=0))).all()
     assert (match(truth) < match(-truth)).all()
     assert (match(truth) < match(3 * truth)).all()  # the scale gives the norm away
+
+
+@pytest.mark.parametrize("family", ["rademacher", "hadamard"])
+def test_peaks_are_consistent_with_the_truth(family: str) -> None:
+    victim, flat = smooth_network()
+    codec = Peaks(12, 16, family)
+    observations, images, labels = seen(victim, flat, codec)
+    sights = [o.sights[0] for o in observations]
+    truth = victim.gradients(flat, torch.from_numpy(images), one_hot(torch.from_numpy(labels), victim.classes))
+    for row, sight in zip(truth, sights, strict=True):
+        assert codec.norm_of(sight.update) == pytest.approx(float(row.norm()), rel=0.5)
+    match = match_sent(sights)
+    assert (match(truth) < match(truth.roll(1, dims=0))).all()
+    assert (match(truth) < match(-truth)).all()
+    assert (match(truth) < match(3 * truth)).all()
 
 
 def test_decoded_estimates_are_matched_as_published() -> None:

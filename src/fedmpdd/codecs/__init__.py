@@ -11,6 +11,7 @@ from fedmpdd.codecs.laplace import Laplace
 from fedmpdd.codecs.lp_proj import LpProj
 from fedmpdd.codecs.memories import Memories
 from fedmpdd.codecs.mpdd import MPDD
+from fedmpdd.codecs.peaks import Peaks
 from fedmpdd.codecs.pieces import decode_pieces, encode_pieces
 from fedmpdd.codecs.private import NoiseSource, Private, clipped_rows
 from fedmpdd.codecs.qsgd import QSGD
@@ -40,6 +41,7 @@ __all__ = [
     "Memories",
     "NoiseSource",
     "Parameters",
+    "Peaks",
     "Private",
     "RandK",
     "SAFedLora",

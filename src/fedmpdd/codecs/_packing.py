@@ -25,16 +25,16 @@ def unpack_nibbles(packed: UInt8, count: int) -> NDArray[np.int8]:
     return np.asarray((nibbles ^ 8).astype(np.int8) - 8)
 
 
-def pack_indices(indices: UInt8, bits: int) -> UInt8:
+def pack_indices(indices: NDArray[np.unsignedinteger[Any]], bits: int) -> UInt8:
     """Numbers below 2^bits, number j in bits j·bits … of the whole."""
-    ones = indices[:, np.newaxis] >> np.arange(bits, dtype=np.uint8) & 1
-    return np.packbits(ones.reshape(-1), bitorder="little")
+    ones = indices[:, np.newaxis] >> np.arange(bits, dtype=indices.dtype) & 1
+    return np.packbits(ones.reshape(-1).astype(np.uint8), bitorder="little")
 
 
-def unpack_indices(packed: UInt8, bits: int, count: int) -> UInt8:
+def unpack_indices(packed: UInt8, bits: int, count: int) -> NDArray[np.int64]:
     """Numbers [count] of `pack_indices`."""
     ones = np.unpackbits(packed, count=count * bits, bitorder="little").reshape(count, bits)
-    return np.asarray(ones @ (1 << np.arange(bits)), dtype=np.uint8)
+    return np.asarray(ones @ (1 << np.arange(bits)), dtype=np.int64)
 
 
 def packed_bytes(count: int, bits: int) -> int:

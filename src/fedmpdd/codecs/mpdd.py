@@ -7,13 +7,12 @@ derivations of scales and variances are in docs/codec.md.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpdd.codecs._arithmetic import repeated_share
+from fedmpdd.codecs._arithmetic import largest_normal, repeated_share
 from fedmpdd.codecs._packing import (
     check_finite_values,
     check_scale,
@@ -241,7 +240,7 @@ class MPDD(Codec):
         if self.bits == 1:
             return math.pi / 2
         # A fraction of a step that is uniform adds step²/6; the largest scalar sits on a level and adds nothing.
-        return 1.0 + (1 - 1 / self.m) * _expected_largest_square(self.m) / (6 * self.levels**2)
+        return 1.0 + (1 - 1 / self.m) * largest_normal(self.m)[1] / (6 * self.levels**2)
 
 
 def _one_bit_scales(seconds_and_fourths: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -258,15 +257,3 @@ def _one_bit(scalars: Float32, exact_scales: NDArray[np.float64]) -> tuple[Float
         raise CodecError("the scale overflows float32: the gradient is too large; scale or clip it before encoding")
     negative = (scalars < 0) & (scales > 0)[:, np.newaxis]
     return scales, np.packbits(negative, axis=1, bitorder="little")
-
-
-@cache
-def _expected_largest_square(m: int) -> float:
-    """E[max z_j²] of m standard normals: ∫ 1 − P(z² ≤ t)^m dt, by Simpson's rule on t = x²."""
-    x = np.linspace(0.0, 12.0, 4801)
-    below = np.array([math.erf(v / math.sqrt(2)) for v in x])
-    integrand = 2 * x * -np.expm1(m * np.log(np.maximum(below, 1e-300)))
-    weights = np.full(x.size, 2.0)
-    weights[1::2] = 4.0
-    weights[[0, -1]] = 1.0
-    return float(weights @ integrand * (x[1] - x[0]) / 3)

@@ -11,6 +11,7 @@ from fedmpdd.codecs.gaussian import Gaussian
 from fedmpdd.codecs.laplace import Laplace
 from fedmpdd.codecs.lp_proj import LpProj
 from fedmpdd.codecs.mpdd import MPDD
+from fedmpdd.codecs.peaks import Peaks
 from fedmpdd.codecs.qsgd import QSGD
 from fedmpdd.codecs.randk import RandK
 from fedmpdd.codecs.sa_fedlora import SAFedLora
@@ -20,7 +21,10 @@ from fedmpdd.errors import CodecError, InputError
 
 CODECS: dict[str, type[Codec]] = {
     codec.name: codec
-    for codec in (MPDD, FedSGD, QSGD, TopK, RandK, LpProj, Laplace, Gaussian, SignSGD, EDEN, DeComFL, SAFedLora)
+    for codec in (
+        *(MPDD, FedSGD, QSGD, TopK, RandK, LpProj, Laplace, Gaussian, SignSGD, EDEN, DeComFL, SAFedLora),
+        Peaks,
+    )
 }
 
 

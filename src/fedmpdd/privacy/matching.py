@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmpdd.codecs import MPDD, RandK, TopK
+from fedmpdd.codecs import MPDD, Peaks, RandK, TopK
 from fedmpdd.directions import Key, family_named
 from fedmpdd.privacy.observation import Sight
 
@@ -127,6 +127,35 @@ class Projections:
         return signs + self._norm_weight * length.log().square()
 
 
+class Choices:
+    """Compare peaks: of the derivatives of a group, either sign, the one that was sent should be the largest.
+
+    The loss is that of a choice between 2·group, softened as a sign is; the scale gives the norm away.
+    """
+
+    def __init__(self, codec: Peaks, sights: Sequence[Sight]) -> None:
+        self._codec = codec
+        self._keys = [sight.key for sight in sights]
+        found = [codec.peaks_of(sight.update) for sight in sights]
+        places = torch.from_numpy(np.stack([each[0] for each in found])) % codec.group
+        negative = torch.from_numpy(np.stack([each[1] for each in found])) < 0
+        self._choices = places + codec.group * negative
+        self._norms = torch.tensor([codec.norm_of(sight.update) for sight in sights], dtype=torch.float32)
+        self._temperature = _temperature(codec.m * codec.bits)
+        self.nats = codec.m / self._temperature
+
+    def __call__(self, gradients: Tensor) -> Tensor:
+        """See Match."""
+        lengths = gradients.square().sum(dim=1).clamp_min(1e-30).sqrt()
+        # Which is the largest does not depend on the length of the guess, so neither must how sure it looks.
+        derivatives = project(gradients, self._keys, self._codec.projection) / lengths[:, None]
+        grouped = derivatives.view(len(gradients), self._codec.m, self._codec.group)
+        either = torch.cat([grouped, -grouped], dim=2) / self._temperature
+        chosen = either.gather(2, self._choices[:, :, None])[:, :, 0]
+        losses = (either.logsumexp(dim=2) - chosen).mean(dim=1) * self._temperature
+        return losses + 0.1 * (lengths / self._norms.clamp_min(1e-30)).log().square()
+
+
 def _temperature(m: int) -> float:
     """How soft a sign is: many of them pin the gradient down, and the loss can be sharp."""
     known = ((200, 0.3), (600, 0.1), (1_600, 0.03))
@@ -166,6 +195,8 @@ def match_sent(sights: Sequence[Sight]) -> Match:
     codec = sights[0].codec
     if isinstance(codec, MPDD):
         return Projections(codec, sights)
+    if isinstance(codec, Peaks):
+        return Choices(codec, sights)
     targets = match_decoded(sights)
     if isinstance(codec, TopK | RandK):
         # Coordinates that were not sent say nothing, or, for Top-k, little.

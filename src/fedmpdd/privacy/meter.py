@@ -7,13 +7,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpdd.codecs import MPDD, Codec
+from fedmpdd.codecs import MPDD, Codec, Peaks
 
 
 def revealed_bits(codec: Codec, d: int) -> int:
     """Bits that one update says about its gradient: scalars and scale, no header, no padding."""
     if isinstance(codec, MPDD):
         return codec.m * codec.bits + (32 if codec.bits < 32 else 0)
+    if isinstance(codec, Peaks):
+        return codec.m * codec.bits + 8
     return 8 * codec.bytes_per_update(d)
 
 
@@ -50,5 +52,5 @@ def meter(
     bits = revealed_bits(codec, d)
     updates = rounds * participation
     data = examples_per_client * bits_per_example
-    paper = updates * codec.m / d if isinstance(codec, MPDD) else None
+    paper = updates * codec.m / d if isinstance(codec, MPDD | Peaks) else None
     return Meter(bits, updates, bits * updates, data, bits * updates / data, paper)
