@@ -44,7 +44,8 @@ class Rounds:
         """Show a round: how many are done, the newest accuracy, bytes so far, and what FedSGD would have sent."""
         self._accuracy = self._accuracy if accuracy is None else accuracy
         shown = "" if self._accuracy is None else f"accuracy {self._accuracy:.1%}  "
-        self.note(done, f"{shown}uplink {readable_bytes(uplink)}  1/{full / max(uplink, 1):,.0f} of FedSGD")
+        against = f"1/{full / max(uplink, 1):,.0f} of" if uplink <= full else f"{uplink / max(full, 1):,.1f} times"
+        self.note(done, f"{shown}uplink {readable_bytes(uplink)}  {against} FedSGD")
 
     def note(self, done: int, note: str) -> None:
         """Show how many rounds are done, and a word on them."""

@@ -56,6 +56,7 @@ def test_three_digits() -> None:
         ("FedSGD+Laplace(var=0.5)", "FedSGD+Laplace(var=0.5)"),
         ("eden", "eden"),
         ("topk:k=400:error_feedback=true", "topk:k=400:error_feedback=true"),
+        ("peaks:m=14:keys=derived", "peaks, m = 14"),
         (ONE_BIT, "hadamard, 1 bit, m = 400"),
         ("mpdd:m=400:family=hadamard:keys=partitioned", "hadamard, 32 bits, m = 400"),
     ],

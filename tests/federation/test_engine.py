@@ -8,7 +8,7 @@ import torch
 
 from fedmpdd.codecs import MPDD, DeComFL
 from fedmpdd.directions import using
-from fedmpdd.errors import ConfigError
+from fedmpdd.errors import ConfigError, RunError
 from fedmpdd.federation import Federation, make_federation, parse_config, sampling
 
 BASE: dict[str, Any] = {
@@ -234,6 +234,32 @@ def test_error_feedback_survives_a_checkpoint() -> None:
     fresh.load_state({name: value.clone() for name, value in cut.state().items()}, 3)
     train(fresh, 3)
     assert train(whole, 6) == fresh.flat.numpy().tobytes()
+
+
+def test_the_mean_of_models_is_what_is_evaluated_and_nothing_else_changes() -> None:
+    plain, averaged = federation(evaluate_every=1), federation(evaluate_every=1, server={"average": 0.5})
+    mean = averaged.flat.double()
+    for k in range(6):
+        plain.run_round()
+        metrics = averaged.run_round()
+        kept = min(0.5, (k + 1) / (k + 10))
+        mean = kept * mean + (1 - kept) * averaged.flat
+        assert torch.allclose(averaged.served.double(), mean, rtol=1e-5, atol=1e-7)
+        assert averaged.evaluate(averaged.served) == (metrics.accuracy, metrics.test_loss)
+        assert torch.equal(plain.flat, averaged.flat)
+    assert averaged.evaluate(averaged.flat)[1] != metrics.test_loss
+
+
+def test_the_mean_of_models_survives_a_checkpoint() -> None:
+    config = {"server": {"average": 0.9}}
+    whole, cut, fresh = (federation(**config) for _ in range(3))
+    train(cut, 3)
+    fresh.load_state({name: value.clone() for name, value in cut.state().items()}, 3)
+    train(fresh, 3)
+    train(whole, 6)
+    assert torch.equal(whole.served, fresh.served)
+    with pytest.raises(RunError, match="of another model, server or codec"):
+        federation().load_state(cut.state(), 3)
 
 
 @pytest.mark.parametrize(

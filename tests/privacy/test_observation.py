@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 import torch
 
-from fedmpdd.codecs import MPDD, FedSGD
+from fedmpdd.codecs import MPDD, FedSGD, SAFedLora
 from fedmpdd.privacy.observation import Observation, Sight
 from tests.privacy.scenes import linear, seen, smooth_network
 
@@ -28,6 +28,15 @@ def test_an_attacker_never_sees_a_gradient() -> None:
     assert observations[0].labels is None
     assert isinstance(observations[0].sights[0].frame, bytes)
     assert len(observations[0].sights[0].update.arrays[0]) == 5
+
+
+def test_codecs_that_need_the_shapes_of_the_model_are_seen_too() -> None:
+    victim, flat = smooth_network()
+    codec = SAFedLora(rank=2, warmup=0).for_shapes([tuple(shape) for shape in victim.model.shapes])
+    observations, _, _ = seen(victim, flat, codec)
+    exact, _, _ = seen(victim, flat, FedSGD())
+    estimate, gradient = observations[0].sights[0].decoded, exact[0].sights[0].decoded
+    assert 0.3 < float(estimate @ gradient / (gradient @ gradient)) <= 1 + 1e-5
 
 
 def test_pixels_are_normalised_as_the_client_does() -> None:

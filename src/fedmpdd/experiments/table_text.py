@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-FULL, FLOAT32, OURS = r"fedsgd", r"mpdd:m=\d+", r"mpdd:.*family=.*"  # rows that are compared, by their codecs
+FULL, FLOAT32, OURS = r"fedsgd", r"mpdd:m=\d+", r"mpdd:.*family=.*|peaks:.*"  # rows that are compared, by their codecs
 
 
 def short_name(row: dict[str, Any]) -> str:
@@ -12,6 +12,8 @@ def short_name(row: dict[str, Any]) -> str:
     name: str = row["method"]
     kind, *options = name.split(":")
     values = dict(option.split("=") for option in options) if all("=" in option for option in options) else {}
+    if kind == "peaks" and values:
+        return f"peaks, m = {values['m']}"
     if kind != "mpdd" or "family" not in values:
         return name
     bits = values.get("bits", "32")

@@ -36,6 +36,7 @@ class ServerConfig(BaseModel):
 
     control: the rate of a running mean of the estimates that clients subtract from their gradients before they encode
     them, and the server adds back; at most about 1/(1 + ω), ω the relative error of a round, or it diverges.
+    average: what the running mean of models keeps in a round. It is what accuracies are of; clients never see it.
     """
 
     model_config = _STRICT
@@ -46,6 +47,7 @@ class ServerConfig(BaseModel):
     beta2: float = Field(default=0.99, ge=0, lt=1)
     epsilon: float = Field(default=1e-8, gt=0)
     control: float | None = Field(default=None, gt=0, le=1)
+    average: float | None = Field(default=None, gt=0, lt=1)
 
 
 class CodecConfig(BaseModel):

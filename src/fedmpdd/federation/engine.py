@@ -107,6 +107,7 @@ class Federation:
                 config.secure, self.codec, self.model.d, config.per_round, self.flat.device, config.downlink_bits
             )
         self._server_step = ServerStep(config.server, config.lr, self.model.d, config.device)
+        self.average = None if config.server.average is None else self.flat.clone()
         self.journal_header = Header(
             self.model.d,
             (shape[0], shape[1], shape[2]),
@@ -148,13 +149,13 @@ class Federation:
                 sent = self._send(session, computed, plan)  # lines 7 to 11
                 encode_done = self._clock()
                 estimate, bundle = self._exchange.receive(session, sent, plan.keys, plan.weights)  # lines 13 to 20
-                self.flat = self._server_step(self.flat, estimate, k)  # line 22
+                self._move_to(self._server_step(self.flat, estimate, k))  # line 22
                 decode_done = self._clock()
             elif plan.keys and self._secure is not None:
                 sent = self._secure.in_vain(len(plan.keys))
             self._note(bundle or Bundle())
             self.next_round = k + 1
-            accuracy, test_loss = self.evaluate(self.flat) if self._is_evaluated(k) else (None, None)
+            accuracy, test_loss = self.evaluate(self.served) if self._is_evaluated(k) else (None, None)
         return RoundMetrics(
             round=k,
             loss=None if losses is None else float(losses.double().cpu().numpy().mean()),
@@ -205,8 +206,20 @@ class Federation:
         self._downlink.send(sampling.sample_clients(self.config, k).tolist(), k)
         self._downlink.add(len(data))
         if changes_model:
-            self.flat = stepped(self.flat, data, bundle_codec(self.config, self.codec, k), self._server_step, k)
+            self._move_to(stepped(self.flat, data, bundle_codec(self.config, self.codec, k), self._server_step, k))
         self.next_round = k + 1
+
+    @property
+    def served(self) -> Tensor:
+        """The model that is evaluated: the newest, or the running mean of all."""
+        return self.flat if self.average is None else self.average
+
+    def _move_to(self, flat: Tensor) -> None:
+        self.flat = flat
+        if self.average is not None and self.config.server.average is not None:
+            # The first models are far off: at round k it is no more than about the last tenth of them that counts.
+            kept = min(self.config.server.average, (self.next_round + 1) / (self.next_round + 10))
+            self.average = kept * self.average + (1 - kept) * flat
 
     def _clock(self) -> float:
         """Seconds, when everything that was asked of the device so far is done."""
@@ -276,6 +289,7 @@ class Federation:
         return {
             "model": self.flat.cpu(),
             **{f"server.{name}": value.cpu() for name, value in self._server_step.state.items()},
+            **({} if self.average is None else {"server.average": self.average.cpu()}),
             **{f"feedback.{client}": torch.from_numpy(memory) for client, memory in memories.items()},
         }
 
@@ -283,6 +297,8 @@ class Federation:
         """Go on from a checkpoint."""
         memories = {name: state[name] for name in state if name.startswith("feedback.")}
         expected = {"model", *(f"server.{name}" for name in self._server_step.state), *memories}
+        if self.average is not None:
+            expected.add("server.average")
         wrong = set(state) != expected or (memories and self.memories is None)
         if wrong or any((v.shape, v.dtype) != (self.flat.shape, self.flat.dtype) for v in state.values()):
             raise RunError(
@@ -293,6 +309,8 @@ class Federation:
                 {int(name.removeprefix("feedback.")): memory.numpy() for name, memory in memories.items()}
             )
         self.flat = state["model"].to(self.flat.device)
+        if self.average is not None:
+            self.average = state["server.average"].to(self.flat.device)
         for name in self._server_step.state:
             self._server_step.state[name] = state[f"server.{name}"].to(self.flat.device)
         self.next_round = next_round

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedmpdd.codecs import Codec, Private, Update
 from fedmpdd.directions import Key
 from fedmpdd.models import FlatModel
-from fedmpdd.wire import pack, unpack
+from fedmpdd.wire import Session
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,15 @@ class Sight:
 
     flat: Tensor
     frame: bytes
-    codec: Codec  # by agreement; for codecs whose frames do not say all
+    codec: Codec  # by agreement
     key: Key  # assigned by the server, or read from the frame
     protection: Private | None = None  # clipping and noise, how much of them being agreed on too
 
     @cached_property
     def update(self) -> Update:
         """The frame, checked and read."""
-        return unpack(self.frame, codec=self.codec, d=len(self.flat))
+        session = Session(self.codec, len(self.flat), sends_seed=False)
+        return session.unpack(self.frame, self.key if session.assigns_key else None)
 
     @cached_property
     def decoded(self) -> Tensor:
@@ -104,6 +105,7 @@ def observe(
     protection clips and adds noise, from these generators, one per model, or from the operating system.
     """
     own = torch.from_numpy(labels)
+    session = Session(codec, len(flats[0]), sends_seed=False)
     sights = []
     for i, (flat, key) in enumerate(zip(flats, keys, strict=True)):
         gradient = victim.gradients(flat, torch.from_numpy(images)[None], one_hot(own, victim.classes)[None])
@@ -112,5 +114,5 @@ def observe(
             update = codec.encode(rows, [key])[0]
         else:
             update = protection.encode(rows, [key], None if noise is None else [noise[i]])[0]
-        sights.append(Sight(flat, pack(update), codec, key, protection))
+        sights.append(Sight(flat, session.pack(update), codec, key, protection))
     return Observation(victim, tuple(sights), len(labels), own if grant_labels else None)
