@@ -12,8 +12,8 @@ demo: $(VENV)/.installed
 # Tests over real processes mostly wait: they run beside the others, and speak afterwards.
 test: lint
 	@mkdir -p build; \
-	$(BIN)/python -m pytest -m slow >build/slow.log 2>&1 & slow=$$!; \
-	$(BIN)/python -m pytest -m "not slow"; status=$$?; \
+	$(BIN)/python -m pytest -m slow --durations=15 >build/slow.log 2>&1 & slow=$$!; \
+	$(BIN)/python -m pytest -m "not slow" --durations=15; status=$$?; \
 	wait $$slow || status=$$?; cat build/slow.log; exit $$status
 
 lint: $(VENV)/.installed

@@ -1,6 +1,6 @@
 """Copy what `fedmpdd reproduce` measured into docs/results: `python tools/keep_results.py OUT`.
 
-Tables as JSON and Markdown, curves as pictures, and docs/results/goals.md, one line per table.
+Tables as JSON and Markdown, curves and recovered images as pictures, and docs/results/goals.md, one line per table.
 """
 
 import json
@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from fedmpdd.experiments.catalogue import all_names
+from fedmpdd.experiments.figures import figure_names
 from fedmpdd.experiments.table_text import goal_numbers, three_digits
 from fedmpdd.experiments.tables import load_table, table_names
 
@@ -25,6 +26,10 @@ def main(out: Path) -> None:
                 kept = DOCS / target.format(name)
                 kept.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, kept)
+    for name in figure_names():
+        for picture in sorted((out / name).glob("*.png")):
+            (DOCS / "recovered").mkdir(exist_ok=True)
+            shutil.copyfile(picture, DOCS / "recovered" / f"{name}.png")
     (DOCS / "goals.md").write_text(_goals(), encoding="utf-8")
 
 

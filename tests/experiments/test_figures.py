@@ -39,6 +39,7 @@ def test_a_figure_of_the_initial_model(tmp_path: Path, monkeypatch: pytest.Monke
     assert [(row["codec"], row["attack"]) for row in results["rows"]] == [("fedsgd", "dlg"), ("mpdd:m=50", "dlg")]
     assert (tmp_path / "small" / "index.html").is_file()
     assert "| mpdd:m=50 | dlg |" in figure_text(results)
+    assert (tmp_path / "small" / "table.md").read_text(encoding="utf-8") == figure_text(results)
 
 
 def test_stages_are_attacked_where_the_training_stood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

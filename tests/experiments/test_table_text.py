@@ -42,7 +42,8 @@ def test_what_diverged_is_said() -> None:
 
 def test_a_final_accuracy_stands_beside_the_papers() -> None:
     text = markdown(results(row("mpdd:m=50", 1e6, paper={"final_accuracy": 30.44})))
-    assert text.splitlines()[6].endswith("50.0% ± 1.0 (30.44 %) |")
+    assert text.splitlines()[6].startswith("| mpdd:m=50 | 0.1 | 50.0% ± 1.0 (30.44 %) | 1 MB")
+    assert "goal" not in text
 
 
 def test_three_digits() -> None:

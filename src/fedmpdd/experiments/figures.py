@@ -20,7 +20,7 @@ from fedmpdd.federation.runs import Run, write_json, write_text
 from fedmpdd.privacy.audit import run_audit
 from fedmpdd.privacy.config import Audit, AuditConfig
 
-RESULTS = "results.json"
+RESULTS, TABLE = "results.json", "table.md"
 OnAttack = Callable[[str, float], None]
 
 
@@ -50,7 +50,9 @@ def reproduce_figure(
     folder = place.out / name
     if not stages:
         found = run_audit(audit, folder, place.data_dir, on_attack, jobs)
-        return {"figure": name, "rows": [_short(row) for row in found["rows"]]}
+        results = {"figure": name, "rows": [_short(row) for row in found["rows"]]}
+        write_text(folder / TABLE, figure_text(results))
+        return results
     training = folder / "training"
     rows = []
     for number, stage in enumerate(sorted(stages)):
@@ -67,7 +69,7 @@ def reproduce_figure(
         rows += [{"round": stage, **_short(row)} for row in found["rows"]]
     results = {"figure": name, "rows": rows}
     write_json(folder / RESULTS, results)
-    write_text(folder / "table.md", figure_text(results))
+    write_text(folder / TABLE, figure_text(results))
     return results
 
 

@@ -96,8 +96,8 @@ class FrameExchange:
         noise: Sequence[NoiseSource] | None = None,
     ) -> Sent:
         """See Exchange."""
-        on_gpu = gradients.is_cuda and isinstance(session.codec, MPDD) and self._memories is None
-        rows: Any = gradients if on_gpu else gradients.cpu().numpy()
+        # A codec takes tensors on a GPU; memories of clients are arrays.
+        rows: Any = gradients if gradients.is_cuda and self._memories is None else gradients.cpu().numpy()
         if self._protection is not None:
             return self._pack(session, self._protection.encode(rows, keys, noise))
         if self._memories is None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedmpdd.codecs import MPDD, FedSGD
+from fedmpdd.codecs import MPDD, Codec, FedSGD, Peaks
 from fedmpdd.errors import InputError
 from fedmpdd.privacy.attacks import ATTACKS, Attack, PublicImages, Setting
 from fedmpdd.privacy.attacks.adaptive import Adaptive
@@ -120,3 +120,14 @@ def test_observations_that_do_not_belong_together_are_refused() -> None:
     with pytest.raises(InputError, match="public images"):
         Adaptive(prior="components").run(one, seed=0)
     assert victim.classes == CLASSES
+
+
+@pytest.mark.parametrize(
+    ("codec", "prior"),
+    [(MPDD(400, bits=1), "components"), (MPDD(50), "components"), (Peaks(9), "components"), (MPDD(2_000), "smooth")],
+    ids=str,
+)
+def test_where_little_was_sent_the_attack_must_know_what_images_look_like(codec: Codec, prior: str) -> None:
+    attack = ATTACKS["adaptive"](Setting("logistic", codec, 1, noisy=False, public=PUBLIC, effort=1.0))
+    assert isinstance(attack, Adaptive)
+    assert attack.prior == prior

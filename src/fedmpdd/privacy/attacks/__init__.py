@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from fedmpdd.codecs import MPDD, Codec
+from fedmpdd.codecs import MPDD, Codec, Peaks
 from fedmpdd.privacy.attacks.adaptive import Adaptive
 from fedmpdd.privacy.attacks.base import Attack, Progress, Reconstruction, Snapshot
 from fedmpdd.privacy.attacks.dlg import DLG
@@ -59,9 +59,10 @@ def _gi_nas(setting: Setting) -> Attack:
 def _adaptive(setting: Setting) -> Attack:
     codec = setting.codec
     few = isinstance(codec, MPDD) and codec.m * setting.rounds <= FEW_SCALARS
-    if isinstance(codec, MPDD) and (few or codec.bits == 1 or setting.noisy):
+    if isinstance(codec, Peaks) or (isinstance(codec, MPDD) and (few or codec.bits == 1 or setting.noisy)):
         # As many components as the scalars can tell apart; settings were chosen on images that no table shows.
-        components = min(200, max(60, codec.m * setting.rounds))
+        told = codec.m * codec.bits if isinstance(codec, Peaks) else codec.m
+        components = min(200, max(60, told * setting.rounds))
         return Adaptive(
             iterations=setting.iterations(250), prior="components", components=components, public=setting.public
         )
