@@ -123,11 +123,19 @@ def test_observations_that_do_not_belong_together_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("codec", "prior"),
-    [(MPDD(400, bits=1), "components"), (MPDD(50), "components"), (Peaks(9), "components"), (MPDD(2_000), "smooth")],
+    ("model", "codec", "prior"),
+    [
+        ("logistic", MPDD(400, bits=1), "components"),
+        ("logistic", MPDD(50), "components"),
+        ("logistic", Peaks(9), "components"),
+        ("logistic", MPDD(2_000), "smooth"),
+        ("cnn-lin2022", MPDD(2_000), "components"),
+    ],
     ids=str,
 )
-def test_where_little_was_sent_the_attack_must_know_what_images_look_like(codec: Codec, prior: str) -> None:
-    attack = ATTACKS["adaptive"](Setting("logistic", codec, 1, noisy=False, public=PUBLIC, effort=1.0))
+def test_where_little_is_to_be_had_the_attack_must_know_what_images_look_like(
+    model: str, codec: Codec, prior: str
+) -> None:
+    attack = ATTACKS["adaptive"](Setting(model, codec, 1, noisy=False, public=PUBLIC, effort=1.0))
     assert isinstance(attack, Adaptive)
     assert attack.prior == prior

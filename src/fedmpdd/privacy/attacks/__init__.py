@@ -59,7 +59,9 @@ def _gi_nas(setting: Setting) -> Attack:
 def _adaptive(setting: Setting) -> Attack:
     codec = setting.codec
     few = isinstance(codec, MPDD) and codec.m * setting.rounds <= FEW_SCALARS
-    if isinstance(codec, Peaks) or (isinstance(codec, MPDD) and (few or codec.bits == 1 or setting.noisy)):
+    # Without second derivatives pixels of their own get stuck early, and far fewer unknowns do not.
+    leans = few or setting.noisy or not setting.smooth
+    if isinstance(codec, Peaks) or (isinstance(codec, MPDD) and (leans or codec.bits == 1)):
         # As many components as the scalars can tell apart; settings were chosen on images that no table shows.
         told = codec.m * codec.bits if isinstance(codec, Peaks) else codec.m
         components = min(200, max(60, told * setting.rounds))
