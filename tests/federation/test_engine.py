@@ -237,7 +237,7 @@ def test_error_feedback_survives_a_checkpoint() -> None:
 
 
 def test_the_mean_of_models_is_what_is_evaluated_and_nothing_else_changes() -> None:
-    plain, averaged = federation(evaluate_every=1), federation(evaluate_every=1, server={"average": 0.5})
+    plain, averaged = federation(evaluate_every=1), federation(evaluate_every=1, evaluate_mean=0.5)
     mean = averaged.flat.double()
     for k in range(6):
         plain.run_round()
@@ -251,7 +251,7 @@ def test_the_mean_of_models_is_what_is_evaluated_and_nothing_else_changes() -> N
 
 
 def test_the_mean_of_models_survives_a_checkpoint() -> None:
-    config = {"server": {"average": 0.9}}
+    config = {"evaluate_mean": 0.9}
     whole, cut, fresh = (federation(**config) for _ in range(3))
     train(cut, 3)
     fresh.load_state({name: value.clone() for name, value in cut.state().items()}, 3)

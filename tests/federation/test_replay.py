@@ -12,7 +12,7 @@ import pytest
 from fedmpdd.directions import using
 from fedmpdd.errors import ConfigError, JournalError
 from fedmpdd.federation import parse_config
-from fedmpdd.federation.journal import JOURNAL
+from fedmpdd.federation.journal import JOURNAL, JournalReader
 from fedmpdd.federation.replay import replay, write_model
 from fedmpdd.federation.runs import Run, read_metrics
 from tests.federation.test_engine import BASE
@@ -95,8 +95,6 @@ def test_another_server_step_is_noticed(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     Run.create(folder, config()).train()
     whole = (folder / JOURNAL).read_bytes()
-    from fedmpdd.federation.journal import JournalReader
-
     with JournalReader(folder / JOURNAL) as reader:
         header = reader.header
         start = reader.end
@@ -133,11 +131,22 @@ def test_a_run_goes_on_where_its_journal_ends(tmp_path: Path, stop: int, checkpo
     assert replay(tmp_path / "cut").as_dict()["sha256"] == whole["model_sha256"]
 
 
+def test_a_run_goes_on_with_a_version_that_has_more_settings(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    whole = Run.create(folder, config()).train()
+    data = (folder / JOURNAL).read_bytes()
+    with JournalReader(folder / JOURNAL) as reader:
+        header = reader.header
+    earlier = header._replace(config={k: v for k, v in header.config.items() if k != "evaluate_mean"})
+    (folder / JOURNAL).write_bytes(earlier.pack() + data[len(header.pack()) :])
+    (folder / "summary.json").unlink()
+    assert Run.resume(folder).train()["model_sha256"] == whole["model_sha256"]
+    assert replay(folder).matches
+
+
 def test_a_journal_that_lost_rounds_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     Run.create(folder, config()).train()
-    from fedmpdd.federation.journal import JournalReader
-
     with JournalReader(folder / JOURNAL) as reader:
         for record in reader:
             if record.round == 3:

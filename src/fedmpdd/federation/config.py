@@ -36,7 +36,6 @@ class ServerConfig(BaseModel):
 
     control: the rate of a running mean of the estimates that clients subtract from their gradients before they encode
     them, and the server adds back; at most about 1/(1 + ω), ω the relative error of a round, or it diverges.
-    average: what the running mean of models keeps in a round. It is what accuracies are of; clients never see it.
     """
 
     model_config = _STRICT
@@ -47,7 +46,6 @@ class ServerConfig(BaseModel):
     beta2: float = Field(default=0.99, ge=0, lt=1)
     epsilon: float = Field(default=1e-8, gt=0)
     control: float | None = Field(default=None, gt=0, le=1)
-    average: float | None = Field(default=None, gt=0, lt=1)
 
 
 class CodecConfig(BaseModel):
@@ -167,6 +165,7 @@ class RunConfig(BaseModel):
     lr: float = Field(default=0.1, gt=0)
     rounds: int = Field(default=100, ge=1, lt=2**32)
     evaluate_every: int = Field(default=8, ge=1)
+    evaluate_mean: float | None = Field(default=None, gt=0, lt=1)
     checkpoint_every: int = Field(default=50, ge=1)
     seed: int = Field(default=17, ge=0, lt=2**63)
     weighting: Literal["equal", "examples"] = "equal"

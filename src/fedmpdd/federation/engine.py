@@ -107,7 +107,7 @@ class Federation:
                 config.secure, self.codec, self.model.d, config.per_round, self.flat.device, config.downlink_bits
             )
         self._server_step = ServerStep(config.server, config.lr, self.model.d, config.device)
-        self.average = None if config.server.average is None else self.flat.clone()
+        self.average = None if config.evaluate_mean is None else self.flat.clone()
         self.journal_header = Header(
             self.model.d,
             (shape[0], shape[1], shape[2]),
@@ -216,9 +216,9 @@ class Federation:
 
     def _move_to(self, flat: Tensor) -> None:
         self.flat = flat
-        if self.average is not None and self.config.server.average is not None:
+        if self.average is not None and self.config.evaluate_mean is not None:
             # The first models are far off: at round k it is no more than about the last tenth of them that counts.
-            kept = min(self.config.server.average, (self.next_round + 1) / (self.next_round + 10))
+            kept = min(self.config.evaluate_mean, (self.next_round + 1) / (self.next_round + 10))
             self.average = kept * self.average + (1 - kept) * flat
 
     def _clock(self) -> float:

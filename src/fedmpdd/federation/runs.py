@@ -253,8 +253,11 @@ class Run:
 
 
 def _essence(header: dict[str, Any]) -> dict[str, Any]:
-    """What of a journal's header must agree: it may be gone on with on another device."""
-    return {**header, "config": {name: value for name, value in header["config"].items() if name != "device"}}
+    """What of a journal's header must agree: it may be gone on with on another device, or by a later version.
+
+    A setting that came with that has its default, which is what the earlier version did.
+    """
+    return {**header, "config": parse_config({**header["config"], "device": "cpu"}).model_dump(mode="json")}
 
 
 def free_folder(config: str, below: Path = Path("runs")) -> Path:
