@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 GROUPS = tuple(2**k for k in range(2, 17))
 _STEPS = 4  # of the scale in a factor of two
-_ZERO_AT = 128  # the number of scale 1
+_ONE_AT = 128  # the number of scale 1
 # 2^(k/4) in float64, correctly rounded
 _ROOTS = (1.0, 1.189207115002721, 1.4142135623730951, 1.681792830507429)
 
@@ -192,7 +192,7 @@ def scales_of(squares: NDArray[np.float64], peaks: NDArray[np.float64]) -> NDArr
 @cache
 def scale_values() -> NDArray[np.float64]:
     """The 256 scales: 0, and 2^((k − 128)/4) for k = 1 … 255."""
-    powers = [math.ldexp(_ROOTS[k % _STEPS], (k - _ZERO_AT) // _STEPS) for k in range(1, 256)]
+    powers = [math.ldexp(_ROOTS[k % _STEPS], (k - _ONE_AT) // _STEPS) for k in range(1, 256)]
     values = np.array([0.0, *powers])
     values.flags.writeable = False
     return values
