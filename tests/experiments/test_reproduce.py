@@ -73,6 +73,11 @@ def test_codecs_are_audited_with_the_papers_attack_and_the_adaptive_one(
         assert row["audit"]["verdict"] in markdown(results)
     assert "SSIM of dlg" in markdown(results)
 
+    more = replace(table, methods=(*table.methods, Method("top-k", "topk:k=100", None)))
+    later = reproduce(more, Place(tmp_path, "cpu"), seeds=1)
+    assert [row.get("audit") for row in later["rows"]] == [row["audit"] for row in results["rows"]] + [None]
+    assert markdown(later).count("not attacked") == 1
+
 
 def test_a_run_goes_on_until_the_budget_is_spent(tmp_path: Path) -> None:
     """Accuracy at the budget is that of all the bytes, not of those that the target took."""

@@ -37,9 +37,9 @@ def markdown(results: dict[str, Any]) -> str:
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     rows = results["rows"]
-    audited = all("audit" in row for row in rows)
-    if audited:
-        lines[-2] += f" SSIM of {rows[0]['audit']['attack']} | of the adaptive attack | verdict |"
+    attacks = [row["audit"]["attack"] for row in rows if "audit" in row]
+    if attacks:
+        lines[-2] += f" SSIM of {attacks[0]} | of the adaptive attack | verdict |"
         lines[-1] += " --- | --- | --- |"
     for row in rows:
         ours, paper = row["ours"], row["paper"] or {}
@@ -59,10 +59,14 @@ def markdown(results: dict[str, Any]) -> str:
             f"| {row['method']} | {row['lr']:g} | {accuracy} | {used} | {rounds} "
             f"| {_mean_bytes(ours['bytes_to_harder'])} | {ratios[0]} | {ratios[1]} |"
         )
-        if audited:
-            attack = row["audit"]
+        if attacks:
+            attack = row.get("audit")
             printed = "" if paper.get("ssim") is None else f" ({paper['ssim']})"
-            lines[-1] += f" {attack['ssim']:.2f}{printed} | {attack['adaptive_ssim']:.2f} | {attack['verdict']} |"
+            lines[-1] += (
+                f" –{printed} | – | not attacked |"
+                if attack is None
+                else f" {attack['ssim']:.2f}{printed} | {attack['adaptive_ssim']:.2f} | {attack['verdict']} |"
+            )
     lines += ["", *(f"* {sentence}" for sentence in goal_sentences(results))]
     return "\n".join(lines).rstrip() + "\n"
 

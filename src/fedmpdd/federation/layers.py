@@ -7,7 +7,7 @@ per client. What lies between two layers (bias, activation, pooling) only moves 
 
 import warnings
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ MANY_CHANNELS = 16  # of a convolution's input, from which on its kernel is take
 BLOCK_SHAPES = 256  # that are compiled in one process
 
 Block = Callable[[Tensor, Tensor | None], Tensor]
+_Function = TypeVar("_Function", bound=Callable[..., Tensor])
 
 
 class _Layer(NamedTuple):
@@ -88,7 +89,7 @@ class LayerGradients:
         own = dict(zip(self._model.names, self._split(gradients), strict=True))
         for (name, layer, _), values, slope in zip(self._layers, entered, slopes, strict=True):
             if isinstance(layer, nn.Conv2d):
-                _convolution(own[f"{name}.weight"], layer, values, slope)
+                _convolution(own[f"{name}.weight"], layer, values, slope, fused=self._fused)
             else:
                 by_client = slope.view(clients, batch, -1).transpose(1, 2)
                 own[f"{name}.weight"].copy_((by_client @ values.view(clients, batch, -1)).flatten(1))
@@ -117,15 +118,18 @@ def _after(layer: nn.Conv2d | nn.Linear, modules: list[nn.Module], *, fused: boo
     if not fused:
         return _block(is_image, modules)
     # Without parameters, equal descriptions are equal functions: later runs of a process use what was compiled.
-    key = (str(is_image), *map(repr, modules))
+    return _compile_once((str(is_image), *map(repr, modules)), _block(is_image, modules))
+
+
+def _compile_once(key: tuple[str, ...], function: _Function) -> _Function:
     if key not in _compiled:
         # The compiler counts the shapes of all blocks together, and gives up after eight.
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, BLOCK_SHAPES)
-        _compiled[key] = torch.compile(_block(is_image, modules), dynamic=False)
-    return _compiled[key]
+        _compiled[key] = torch.compile(function, dynamic=False)
+    return cast(_Function, _compiled[key])
 
 
-_compiled: dict[tuple[str, ...], Block] = {}
+_compiled: dict[tuple[str, ...], Callable[..., Tensor]] = {}
 
 
 def _block(is_image: bool, modules: list[nn.Module]) -> Block:
@@ -154,7 +158,7 @@ def _per_client(slope: Tensor, clients: int) -> Tensor:
     return rows.reshape(clients, -1, slope.shape[1])
 
 
-def _convolution(out: Tensor, layer: nn.Conv2d, values: Tensor, slope: Tensor) -> None:
+def _convolution(out: Tensor, layer: nn.Conv2d, values: Tensor, slope: Tensor, *, fused: bool) -> None:
     """Write the gradient of a convolution's weight for every client."""
     assert not isinstance(layer.padding, str)
     if any(layer.padding):
@@ -162,7 +166,7 @@ def _convolution(out: Tensor, layer: nn.Conv2d, values: Tensor, slope: Tensor) -
     if layer.stride == (1, 1) and layer.in_channels >= MANY_CHANNELS:
         _by_shifts(out, layer, values, slope)
     else:
-        _by_patches(out, layer, values, slope)
+        _by_patches(out, layer, values, slope, fused=fused)
 
 
 def _by_shifts(out: Tensor, layer: nn.Conv2d, values: Tensor, slope: Tensor) -> None:
@@ -183,21 +187,25 @@ def _by_shifts(out: Tensor, layer: nn.Conv2d, values: Tensor, slope: Tensor) -> 
             own[..., i, j].copy_(slopes[..., : rows.shape[1] - shift] @ rows[:, shift:])
 
 
-def _by_patches(out: Tensor, layer: nn.Conv2d, values: Tensor, slope: Tensor) -> None:
+def _by_patches(out: Tensor, layer: nn.Conv2d, values: Tensor, slope: Tensor, *, fused: bool) -> None:
     """One matrix product of slopes and the patches that the kernel sees, laid out for a few clients at a time."""
-    (high, wide), (down, right) = layer.kernel_size, layer.stride
     clients, batch = len(out), len(values) // len(out)
-    channels, across, along = values.shape[1], slope.shape[2], slope.shape[3]
-    patch = channels * high * wide
+    patch = layer.weight[0].numel()
+    lay_out = _compile_once(("patches",), _patches) if fused else _patches
     # Rows of a multiple of four numbers: others are several times slower on a GPU.
     aligned = -(-patch // 4) * 4 if values.is_cuda else patch
-    size = max(1, COLUMN_BYTES // (4 * batch * across * along * aligned))
+    size = max(1, COLUMN_BYTES // (4 * batch * slope[0, 0].numel() * aligned))
     for begin in range(0, clients, size):
         some = slice(begin, min(begin + size, clients))
         examples = slice(some.start * batch, some.stop * batch)
-        seen = values[examples].unfold(2, high, down).unfold(3, wide, right).permute(0, 2, 3, 1, 4, 5)
-        columns = values.new_zeros((len(seen), across, along, aligned))
-        columns[..., :patch].view(-1, across, along, channels, high, wide).copy_(seen)
+        columns = lay_out(values[examples], layer.kernel_size, layer.stride, aligned)
         rows = _per_client(slope[examples], some.stop - some.start)
         products = rows.transpose(1, 2) @ columns.view(some.stop - some.start, -1, aligned)
         out[some].copy_(products[..., :patch].flatten(1))
+
+
+def _patches(values: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...], aligned: int) -> Tensor:
+    """Rows of `aligned` numbers, one per example and position: what the kernel sees there, then zeros."""
+    seen = values.unfold(2, kernel[0], stride[0]).unfold(3, kernel[1], stride[1]).permute(0, 2, 3, 1, 4, 5)
+    rows = seen.flatten(3)
+    return functional.pad(rows, (0, aligned - rows.shape[3]))

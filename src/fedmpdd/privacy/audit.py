@@ -236,6 +236,13 @@ def run_audit(
     return results
 
 
+def is_attacked(audit: Audit, folder: Path) -> bool:
+    """Return whether all attacks of an audit, and those on its control, were made in this folder."""
+    return all(
+        _cell_path(folder, own, text, attack).is_file() for own in audit.by_model() for text, attack in _cells_of(own)
+    )
+
+
 def _attack_apart(
     audits: list[Audit], folder: Path, data_dir: Path | None, progress: OnProgress | None, jobs: int
 ) -> None:
