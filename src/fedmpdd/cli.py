@@ -341,7 +341,9 @@ def reproduce(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     jobs: Annotated[int, typer.Option(min=1, max=256, help="Trainings at a time, a process each.")] = 1,
     audited: Annotated[bool, typer.Option("--audit", help="Attack the codecs too: SSIM and verdicts.")] = False,
-    done_only: Annotated[bool, typer.Option("--done", help="Train nothing: tables of the rows that are done.")] = False,
+    done_only: Annotated[
+        bool, typer.Option("--done", help="Train nothing: tables and studies of what is done.")
+    ] = False,
     out: Annotated[Path, typer.Option(help="Folder for runs and results; what is there is used.")] = Path("results"),
     data_dir: DataDir = None,
     as_json: Json = False,
@@ -357,7 +359,7 @@ def reproduce(
     from fedmpdd.experiments.latency import latency_text, reproduce_latency
     from fedmpdd.experiments.reproduce import choose_methods
     from fedmpdd.experiments.reproduce import reproduce as run_table
-    from fedmpdd.experiments.studies import reproduce_study, study_text
+    from fedmpdd.experiments.studies import done_study, load_study, reproduce_study, study_text
     from fedmpdd.experiments.table_text import markdown
     from fedmpdd.experiments.trainings import Place
 
@@ -393,9 +395,14 @@ def reproduce(
         for name in wanted.figures:
             document = reproduce_figure(name, place, jobs=jobs, on_round=on_round, on_attack=on_attack(name))
             documents.append((document, figure_text(document)))
-        for name in wanted.studies:
-            document = reproduce_study(name, place, seeds=seeds, jobs=jobs, on_round=on_round)
+        studies = [load_study(name) for name in wanted.studies]
+        for study in [done_study(own, place, seeds) for own in studies] if done_only else studies:
+            if not study.variants:
+                continue
+            document = reproduce_study(study, place, seeds=seeds, jobs=jobs, on_round=on_round)
             documents.append((document, study_text(document)))
+    if done_only and not documents:
+        messages.print(f"nothing of it is done in {out} yet; without --done it is run")
     if as_json:
         _print_json(documents[0][0] if len(documents) == 1 else {"results": [document for document, _ in documents]})
         return

@@ -9,7 +9,15 @@ import pytest
 
 from fedmpdd.errors import ConfigError, InputError
 from fedmpdd.experiments import studies
-from fedmpdd.experiments.studies import Study, Variant, load_study, reproduce_study, study_names, study_text
+from fedmpdd.experiments.studies import (
+    Study,
+    Variant,
+    done_study,
+    load_study,
+    reproduce_study,
+    study_names,
+    study_text,
+)
 from fedmpdd.experiments.trainings import Place
 from fedmpdd.privacy.guarantees import guarantees
 from tests.federation.test_engine import BASE
@@ -38,9 +46,8 @@ def test_every_shipped_study_can_be_read() -> None:
         load_study("nothing")
 
 
-def test_a_study_from_start_to_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(studies, "load_study", lambda _: STUDY)
-    results = reproduce_study("tiny", Place(tmp_path, "cpu"), seeds=2)
+def test_a_study_from_start_to_table(tmp_path: Path) -> None:
+    results = reproduce_study(STUDY, Place(tmp_path, "cpu"), seeds=2)
     full, replayed, hopeless = results["rows"]
     assert full["to"][0]["rounds"]["reached"] == 2
     assert full["to"][0]["up"]["mean"] > 100 * replayed["to"][0]["up"]["mean"]
@@ -54,26 +61,29 @@ def test_a_study_from_start_to_table(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "| hopeless | 1e-06 | 0 of 2 | ended at" in text
     assert "## To 70%" in text
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("metrics.jsonl")}
-    assert reproduce_study("tiny", Place(tmp_path, "cpu"), seeds=2)["rows"] == results["rows"]
+    assert reproduce_study(STUDY, Place(tmp_path, "cpu"), seeds=2)["rows"] == results["rows"]
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("metrics.jsonl")} == before  # only read
 
+    assert done_study(STUDY, Place(tmp_path, "cpu"), 2) == STUDY
+    assert done_study(STUDY, Place(tmp_path, "cpu"), 3).variants == ()
+    (studies.folder_of(STUDY, STUDY.variants[1], 17, 0.001, tmp_path) / "done").unlink()
+    (studies.folder_of(STUDY, STUDY.variants[2], 123, 1e-6, tmp_path) / "done").unlink()
+    assert done_study(STUDY, Place(tmp_path, "cpu"), 2).variants == STUDY.variants[:1]
+    assert done_study(STUDY, Place(tmp_path, "cpu"), 1).variants == (STUDY.variants[0], STUDY.variants[2])
 
-def test_a_step_size_that_has_lost_ends_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+
+def test_a_step_size_that_has_lost_ends_early(tmp_path: Path) -> None:
     study = Study("tiny", "", VALUES, (0.5,), (Variant("two", ("codec.name=fedsgd",), (0.2, 1e-6)),))
-    monkeypatch.setattr(studies, "load_study", lambda _: study)
-    results = reproduce_study("tiny", Place(tmp_path, "cpu"), seeds=1)
+    results = reproduce_study(study, Place(tmp_path, "cpu"), seeds=1)
     assert results["rows"][0]["lr"] == 0.2
     rounds = results["rows"][0]["to"][0]["rounds"]["mean"]
     lost = studies.read_variant(study, study.variants[0], 17, 1e-6, tmp_path)
     assert lost.rounds == rounds < 40
 
 
-def test_without_targets_all_rounds_are_run_and_accuracies_compared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_targets_all_rounds_are_run_and_accuracies_compared(tmp_path: Path) -> None:
     study = Study("tiny", "", {**VALUES, "rounds": 6}, (), (Variant("two", ("codec.name=fedsgd",), (1e-6, 0.2)),))
-    monkeypatch.setattr(studies, "load_study", lambda _: study)
-    results = reproduce_study("tiny", Place(tmp_path, "cpu"), seeds=2)
+    results = reproduce_study(study, Place(tmp_path, "cpu"), seeds=2)
     (row,) = results["rows"]
     assert (row["lr"], row["rounds"]["mean"]) == (0.2, 6)
     assert f"| two | 0.2 | 2 | 6 | {row['final_accuracy']['mean']:.1%} ± " in study_text(results)

@@ -9,7 +9,7 @@ import re
 import tomllib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -193,11 +193,25 @@ def read_variant(study: Study, variant: Variant, seed: int, lr: float, out: Path
     return VariantRun(seed, lr, rounds, final, up, down, tuple(prices))
 
 
+def done_study(study: Study, place: Place, seeds: int = len(SEEDS)) -> Study:
+    """Return the study with those of its variants of which nothing is left to run."""
+
+    def is_done(variant: Variant, seed: int, lr: float) -> bool:
+        return (folder_of(study, variant, seed, lr, place.out) / DONE).is_file()
+
+    def all_done(variant: Variant) -> bool:
+        if not all(is_done(variant, SEEDS[0], lr) for lr in variant.lrs):
+            return False
+        best = min((read_variant(study, variant, SEEDS[0], lr, place.out) for lr in variant.lrs), key=_rank)
+        return all(is_done(variant, seed, best.lr) for seed in SEEDS[:seeds])
+
+    return replace(study, variants=tuple(variant for variant in study.variants if all_done(variant)))
+
+
 def reproduce_study(
-    name: str, place: Place, *, seeds: int = len(SEEDS), jobs: int = 1, on_round: OnRound | None = None
+    study: Study, place: Place, *, seeds: int = len(SEEDS), jobs: int = 1, on_round: OnRound | None = None
 ) -> dict[str, Any]:
     """Run what is missing of a study, write its results, and return them."""
-    study = load_study(name)
     with executor(jobs, on_round) as (pool, options):
 
         def first(i: int) -> Future[VariantRun]:
@@ -213,8 +227,8 @@ def reproduce_study(
         "targets": list(study.targets),
         "rows": [_row(study, variant, own) for variant, own in zip(study.variants, runs, strict=True)],
     }
-    write_json(place.out / name / "results.json", results)
-    write_text(place.out / name / "table.md", study_text(results))
+    write_json(place.out / study.name / "results.json", results)
+    write_text(place.out / study.name / "table.md", study_text(results))
     return results
 
 

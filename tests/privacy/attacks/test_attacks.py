@@ -8,7 +8,7 @@ import torch
 
 from fedmpdd.codecs import MPDD, Codec, FedSGD, Peaks
 from fedmpdd.errors import InputError
-from fedmpdd.privacy.attacks import ATTACKS, Attack, PublicImages, Setting
+from fedmpdd.privacy.attacks import ATTACKS, Attack, PublicImages, Setting, adaptive
 from fedmpdd.privacy.attacks.adaptive import Adaptive
 from fedmpdd.privacy.attacks.dlg import DLG
 from fedmpdd.privacy.attacks.idlg import IDLG, read_label
@@ -60,6 +60,21 @@ def test_the_seed_gives_the_image_away() -> None:
     given = Adaptive(iterations=200, public=PUBLIC).run(observations, seed=0)
     assert np.abs(given.images - images).mean() < 0.05
     assert np.abs(hidden.images - images).mean() > 0.2
+
+
+def test_smoothness_does_not_outweigh_what_is_left_to_explain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With small weights, as at PyTorch's start of LeNet, hardly any of the gradient depends on the image."""
+    victim, flat = smooth_network()
+    flat = flat.clone()
+    for name, weight in victim.model.unflatten(flat).items():
+        if name.endswith("weight"):
+            weight.mul_(0.01)
+    observations, images, _ = seen(victim, flat, MPDD(60))
+    attack = Adaptive(iterations=300, public=PUBLIC)
+    error = np.abs(attack.run(observations, seed=0).images - images).mean()
+    monkeypatch.setattr(adaptive, "USUAL_START", 1e-30)  # full weight, whatever the first guess explains
+    outweighed = np.abs(attack.run(observations, seed=0).images - images).mean()
+    assert error < 0.02 < outweighed / 1.5
 
 
 @pytest.mark.parametrize(

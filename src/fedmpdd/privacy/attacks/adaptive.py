@@ -26,6 +26,9 @@ from fedmpdd.privacy.observation import Observation, one_hot
 from fedmpdd.privacy.optimise import adam, lbfgs
 from fedmpdd.privacy.priors import PublicImages, total_variation
 
+# What the first guess usually leaves unexplained. Where it leaves less, as at a start from which most of a gradient does
+# not depend on the image, smoothness counts for less, or it would outweigh all that is left to explain.
+USUAL_START = 1e-2
 STAGES = 4  # in which total variation falls: an optimiser with a memory must not see its objective change every step
 
 
@@ -84,13 +87,17 @@ class Adaptive(Attack):
                 return one_hot(known, victim.classes)
             return torch.softmax(x[:, size:].view(problems, batch, victim.classes), dim=2)
 
+        with torch.no_grad():
+            unexplained = explain(observations, matches, images_of(start), labels_of(start))
+        scale = (unexplained / USUAL_START).clamp_max(1.0)
+
         def objective_with(variation: float) -> Callable[[Tensor], Tensor]:
             def objective(x: Tensor) -> Tensor:
                 images = images_of(x)
                 losses = explain(observations, matches, images, labels_of(x))
                 if self.prior == "components":
                     return losses + 0.5 * x[:, :size].square().sum(dim=1) / nats
-                return losses + variation * total_variation(images)
+                return losses + variation * scale * total_variation(images)
 
             return objective
 
