@@ -26,8 +26,8 @@ from fedmpdd.privacy.observation import Observation, one_hot
 from fedmpdd.privacy.optimise import adam, lbfgs
 from fedmpdd.privacy.priors import PublicImages, total_variation
 
-# What the first guess usually leaves unexplained. Where it leaves less, as at a start from which most of a gradient does
-# not depend on the image, smoothness counts for less, or it would outweigh all that is left to explain.
+# What the first guess usually leaves unexplained. Where it leaves less, as at weights so small that most of a gradient
+# does not depend on the image, smoothness counts for less, or it would outweigh all that is left to explain.
 USUAL_START = 1e-2
 STAGES = 4  # in which total variation falls: an optimiser with a memory must not see its objective change every step
 
