@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import fedmpdd
 from fedmpdd import MPDD, Key, Limits, Session, Update, errors, pack, unpack
-from fedmpdd.codecs import QSGD, Codec
+from fedmpdd.codecs import QSGD, Codec, Peaks
 from fedmpdd.codecs.mpdd import BITS
 from fedmpdd.errors import (
     ChecksumError,
@@ -165,6 +165,13 @@ def test_work_is_limited_too() -> None:
     assert unpack(frame, Limits(max_work=4_096 * 5_000)).d == 5_000
     with pytest.raises(LimitError, match=r"raise Limits\.max_work"):
         unpack(frame, Limits(max_work=4_096 * 5_000 - 1))
+
+
+def test_a_few_bytes_do_not_name_more_peaks_than_there_is_memory_for() -> None:
+    codec = Peaks(32_767, 65_536, "rademacher")  # 2^31 derivatives in 70 kB
+    empty = tuple(np.zeros(section.length, dtype=section.dtype) for section in codec.sections(40))
+    with pytest.raises(LimitError, match="2,147,418,112 derivatives of d = 40"):
+        unpack(pack(Update(codec, 40, Key(1), empty)))
 
 
 def test_a_server_gets_the_codec_and_d_that_it_expects() -> None:
