@@ -3,13 +3,16 @@
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from safetensors import safe_open
 
 import fedmpdd
 from fedmpdd.cli import main
+from fedmpdd.federation.runs import CHECKPOINT, METRICS
 from tests.report.made_up import make_run, make_runs
 
 Refused = Callable[..., str]
@@ -40,6 +43,23 @@ def test_version_and_help() -> None:
     for arguments in ([], ["--help"], ["bench"], ["bench", "codec", "--help"], ["demo", "--help"]):
         result = fedmpdd_command(*arguments)
         assert "Usage" in result.stdout + result.stderr
+
+
+def test_what_is_told_to_end_ends_with_a_checkpoint(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    settings = ("rounds=100000", "checkpoint_every=100000", "clients=10")
+    command = [sys.executable, "-m", "fedmpdd", "run", "demo", *settings, "--out", str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as training:
+        while not (folder / METRICS).exists() or (folder / METRICS).read_bytes().count(b"\n") < 10:
+            assert training.poll() is None
+            time.sleep(0.05)
+        training.terminate()
+        _, told = training.communicate(timeout=60)
+    assert training.returncode == 130
+    assert f"fedmpdd run --resume {folder}" in "".join(told.splitlines())
+    done = (folder / METRICS).read_bytes().count(b"\n")
+    with safe_open(folder / CHECKPOINT, framework="numpy") as kept:
+        assert int(kept.metadata()["next_round"]) == done > 9
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ else on standard error.
 """
 
 import json
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -160,11 +161,15 @@ def replay(
 
 @contextmanager
 def _said_how_to_go_on(text: str) -> Iterator[None]:
+    # What stops services and containers, and what is in the background, stops as Ctrl-C does: with a checkpoint.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     except KeyboardInterrupt:
         messages.print(text, soft_wrap=True)
         raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _training() -> Any:
@@ -421,7 +426,6 @@ def meter(
 ) -> None:
     """Count what SuperNodes and SuperLink say to each other: point each node at a port here, stop with Ctrl-C."""
     import asyncio
-    import signal
 
     try:
         from fedmpdd.flower.meter import Meter, serve

@@ -32,7 +32,8 @@ def test_two_jobs_give_what_one_gives(tmp_path: Path) -> None:
     assert models[: len(models) // 2] == models[len(models) // 2 :]
 
 
-def test_what_is_stopped_has_a_checkpoint_and_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_what_is_stopped_has_a_checkpoint_and_goes_on(tmp_path: Path, jobs: int) -> None:
     table = small_table()
     table = replace(table, config=table.config.model_copy(update={"rounds": 1_000}), harder=1.0, lrs=(0.05,))
 
@@ -43,7 +44,7 @@ def test_what_is_stopped_has_a_checkpoint_and_goes_on(tmp_path: Path) -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        run_trainings(table, table.methods[:1], 1, Place(tmp_path, "cpu"), 2, interrupt)
+        run_trainings(table, table.methods[:1], 1, Place(tmp_path, "cpu"), jobs, interrupt)
     assert not list(tmp_path.rglob(DONE))
     (checkpoint,) = tmp_path.rglob("checkpoint.safetensors")
     begun = len((checkpoint.parent / "metrics.jsonl").read_text(encoding="utf-8").splitlines())

@@ -113,7 +113,8 @@ def _begin(queue: "Queue[tuple[Any, ...] | None]", stop: Event, threads: int) ->
 
     import torch
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent says when to stop
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # they may reach all processes; the parent says when to stop
     os.environ[THREADS_VARIABLE] = str(threads)
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # it would start processes of its own, and keep them
     torch.set_num_threads(1)

@@ -33,6 +33,7 @@ from fedmpdd.directions import backend
 from fedmpdd.errors import ConfigError, JournalError, MissingDependencyError, RunError
 from fedmpdd.federation.config import RunConfig, parse_config
 from fedmpdd.federation.engine import Federation, RoundMetrics, make_federation
+from fedmpdd.federation.interrupts import Deferred
 from fedmpdd.federation.journal import JOURNAL, Journal, JournalReader, Record
 from fedmpdd.federation.replay import model_sha256
 
@@ -190,10 +191,13 @@ class Run:
     def train(
         self, on_round: OnRound | None = None, until: Callable[[RoundMetrics], bool] | None = None
     ) -> dict[str, Any]:
-        """Run the rounds that are left, or until a round is enough, and return the summary."""
+        """Run the rounds that are left, or until a round is enough, and return the summary.
+
+        Ctrl-C ends it after the round, with a checkpoint; a second one at once.
+        """
         self._note_environment()
-        with (self.folder / METRICS).open("a", encoding="utf-8") as lines:
-            while self.federation.next_round < self.config.rounds:
+        with (self.folder / METRICS).open("a", encoding="utf-8") as lines, Deferred() as interrupt:
+            while self.federation.next_round < self.config.rounds and not interrupt.heard:
                 metrics = self.federation.run_round()
                 if self._journal is not None:  # before anybody hears of the round
                     digest = model_sha256(self.federation.flat)
@@ -211,8 +215,10 @@ class Run:
                     break
             lines.flush()
             os.fsync(lines.fileno())
-        self._checkpoint()
-        write_json(self.folder / SUMMARY, self.summary())
+            self._checkpoint()
+            write_json(self.folder / SUMMARY, self.summary())
+        if interrupt.heard:
+            raise KeyboardInterrupt
         return self.summary()
 
     def summary(self) -> dict[str, Any]:
