@@ -359,7 +359,7 @@ def reproduce(
     """
     _training()
     from fedmpdd.experiments import catalogue
-    from fedmpdd.experiments.estimate import done_methods, estimate
+    from fedmpdd.experiments.estimate import done_methods, estimate, estimate_study
     from fedmpdd.experiments.figures import figure_text, reproduce_figure
     from fedmpdd.experiments.latency import latency_text, reproduce_latency
     from fedmpdd.experiments.reproduce import choose_methods
@@ -376,13 +376,17 @@ def reproduce(
     chosen = choose_methods(wanted.tables, only) if wanted.tables else []
     place = Place(out, device, data_dir)
     documents: list[tuple[dict[str, Any], str]] = []
+    studies = [load_study(name) for name in wanted.studies]
     if done_only:
         there = [(own, done_methods(own, rows, seeds, place)) for own, rows in chosen]
         chosen = [(own, rows) for own, rows in there if rows]
-    elif chosen:
+        studies = [done_study(study, place, seeds) for study in studies]
+    elif chosen or studies:
         messages.print("timing a few rounds of every row …")
-    for table_of_paper, rows in [] if done_only else chosen:
-        messages.print(f"{table_of_paper.name}: {estimate(table_of_paper, rows, seeds, place)}", soft_wrap=True)
+        for table_of_paper, rows in chosen:
+            messages.print(f"{table_of_paper.name}: {estimate(table_of_paper, rows, seeds, place)}", soft_wrap=True)
+        for study in studies:
+            messages.print(f"{study.name}: {estimate_study(study, seeds, place)}", soft_wrap=True)
     with _said_how_to_go_on("stopped; the same command goes on from there"), round_display() as start:
         on_round = ManyRounds(start, jobs)
 
@@ -400,8 +404,7 @@ def reproduce(
         for name in wanted.figures:
             document = reproduce_figure(name, place, jobs=jobs, on_round=on_round, on_attack=on_attack(name))
             documents.append((document, figure_text(document)))
-        studies = [load_study(name) for name in wanted.studies]
-        for study in [done_study(own, place, seeds) for own in studies] if done_only else studies:
+        for study in studies:
             if not study.variants:
                 continue
             document = reproduce_study(study, place, seeds=seeds, jobs=jobs, on_round=on_round)

@@ -3,10 +3,12 @@
 from dataclasses import replace
 from pathlib import Path
 
-from fedmpdd.experiments.estimate import Estimate, done_methods, estimate
+from fedmpdd.experiments.estimate import Estimate, done_methods, estimate, estimate_study
 from fedmpdd.experiments.reproduce import reproduce
+from fedmpdd.experiments.studies import folder_of
 from fedmpdd.experiments.trainings import Place
 from tests.experiments.test_reproduce import small_table
+from tests.experiments.test_studies import STUDY
 
 
 def test_what_is_done_counts_no_more(tmp_path: Path) -> None:
@@ -21,6 +23,17 @@ def test_what_is_done_counts_no_more(tmp_path: Path) -> None:
     assert timed == ["ours"]
     assert done_methods(table, table.methods, 2, place) == [table.methods[0]]
     assert done_methods(table, table.methods, 3, place) == []
+
+
+def test_the_variants_of_a_study_are_counted_alike(tmp_path: Path) -> None:
+    place, folder = Place(tmp_path, "cpu"), folder_of(STUDY, STUDY.variants[1], 17, 0.001, tmp_path)
+    before = estimate_study(STUDY, 2, place)
+    assert (before.trainings, before.done, before.rounds) == (4 + 3, 0, (4 + 3) * 40)
+    assert before.seconds > 0
+    folder.mkdir(parents=True)
+    (folder / "done").touch()
+    after = estimate_study(STUDY, 1, place)
+    assert (after.trainings, after.done, after.rounds) == (4, 1, 3 * 40)
 
 
 def test_a_search_comes_on_top_of_the_seeds(tmp_path: Path) -> None:

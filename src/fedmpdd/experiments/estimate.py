@@ -1,13 +1,15 @@
-"""How long a table will take: a few rounds of every method that is not done, before any of them is run in earnest."""
+"""How long a table or a study will take: a few rounds of every row that is not done, before any is run in earnest."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 
 from fedmpdd.data import Dataset, load
+from fedmpdd.experiments.studies import Study, Variant, folder_of
 from fedmpdd.experiments.tables import SEEDS, Method, Table
-from fedmpdd.experiments.trainings import Place, Training, candidates
+from fedmpdd.experiments.trainings import DONE, Place, Training, candidates
 from fedmpdd.federation.config import RunConfig
 from fedmpdd.federation.engine import federation_of
 from fedmpdd.federation.runs import METRICS, read_metrics
@@ -17,7 +19,7 @@ ROUNDS = 3  # that are timed, after one that is not
 
 @dataclass(frozen=True)
 class Estimate:
-    """What is left of a table. Rounds and seconds are the most there can be: trainings may end early."""
+    """What is left of a table or a study. Rounds and seconds are the most there can be: trainings may end early."""
 
     trainings: int
     done: int
@@ -42,17 +44,40 @@ def estimate(
 
     Several jobs share the machine that one has alone here, so that their number does not enter.
     """
+
+    def rows() -> Iterable[tuple[list[int], RunConfig]]:
+        for method in methods:
+            left = _rounds_left(table, method, seeds, place)
+            if on_method is not None and any(left):
+                on_method(method.name)
+            yield left, table.run_config(method, SEEDS[0], table.lrs[0], place.device)
+
+    return _added_up(rows(), place)
+
+
+def estimate_study(study: Study, seeds: int, place: Place) -> Estimate:
+    """Do the same for the variants of a study."""
+
+    def rows() -> Iterable[tuple[list[int], RunConfig]]:
+        for variant in study.variants:
+            config = study.config(variant, SEEDS[0], variant.lrs[0])
+            yield (
+                _variant_rounds_left(study, variant, config.rounds, seeds, place),
+                config.model_copy(update={"device": place.device}),
+            )
+
+    return _added_up(rows(), place)
+
+
+def _added_up(rows: Iterable[tuple[list[int], RunConfig]], place: Place) -> Estimate:
+    """The estimate from rounds that are left of the trainings of every row, and the config to time them with."""
     trainings = done = rounds = 0
     seconds = 0.0
     dataset: Dataset | None = None
-    for method in methods:
-        left = _rounds_left(table, method, seeds, place)
+    for left, config in rows:
         trainings, done, rounds = trainings + len(left), done + left.count(0), rounds + sum(left)
         if any(left):
-            if on_method is not None:
-                on_method(method.name)
-            dataset = dataset or load(table.config.dataset, place.data_dir)
-            config = table.run_config(method, SEEDS[0], table.lrs[0], place.device)
+            dataset = dataset or load(config.dataset, place.data_dir)
             seconds += sum(left) * _seconds_per_round(config, dataset)
     return Estimate(trainings, done, rounds, seconds)
 
@@ -71,12 +96,24 @@ def _rounds_left(table: Table, method: Method, seeds: int, place: Place) -> list
     return left
 
 
+def _variant_rounds_left(study: Study, variant: Variant, rounds: int, seeds: int, place: Place) -> list[int]:
+    def left(seed: int, lr: float) -> int:
+        return _left_in(folder_of(study, variant, seed, lr, place.out), rounds)
+
+    # As above: the first seed tries all step sizes, the others take the one that won.
+    first = [left(SEEDS[0], lr) for lr in variant.lrs]
+    return first + [min(left(seed, lr) for lr in variant.lrs) for seed in SEEDS[1:seeds]]
+
+
 def _left(training: Training, place: Place) -> int:
-    if training.is_done(place.out):
+    return _left_in(training.folder(place.out), training.config.rounds)
+
+
+def _left_in(folder: Path, rounds: int) -> int:
+    if (folder / DONE).is_file():
         return 0
-    folder = training.folder(place.out)
     done = sum(1 for _ in read_metrics(folder)) if (folder / METRICS).is_file() else 0
-    return max(1, training.config.rounds - done)
+    return max(1, rounds - done)
 
 
 def _seconds_per_round(config: RunConfig, dataset: Dataset) -> float:
