@@ -32,6 +32,7 @@ def test_numbers_are_read_off_at_evaluations(tmp_path: Path) -> None:
     assert reading.frames_to_target == 120
     assert reading.rounds_to_harder == 8
     assert reading.bytes_to_harder == 160
+    assert reading.frames_to_harder == 240
     assert reading.accuracy_at_budget == 0.62
     assert reading.final_accuracy == 0.79
     assert not reading.diverged
@@ -53,7 +54,7 @@ def test_what_was_not_reached_is_none(tmp_path: Path) -> None:
 
 
 def reading(rounds: int | None, accuracy: float, *, diverged: bool = False) -> Reading:
-    return Reading(1, 0.1, 10, accuracy, None, None, None, rounds, None, None, diverged)
+    return Reading(1, 0.1, 10, accuracy, None, None, None, rounds, None, None, None, diverged)
 
 
 def test_the_best_step_size_is_that_with_the_fewest_rounds() -> None:

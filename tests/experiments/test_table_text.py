@@ -9,6 +9,8 @@ def row(codec: str, bytes_to_target: float | None, *, runs: int = 2, **more: Any
     there = {"mean": bytes_to_target, "sd": 0.0, "reached": 0 if bytes_to_target is None else 2, "runs": runs}
     accuracy = {"mean": 0.5, "sd": 0.01, "reached": runs, "runs": runs}
     ours: dict[str, Any] = dict.fromkeys(("bytes_to_target", "rounds_to_target", "bytes_to_harder"), there)
+    framed = {**there, "mean": None if bytes_to_target is None else bytes_to_target + 1_000}
+    ours |= dict.fromkeys(("frames_to_target", "frames_to_harder"), framed)
     ours |= dict.fromkeys(("accuracy_at_budget", "final_accuracy"), accuracy)
     return {"method": codec, "codec": codec, "lr": 0.1, "paper": None, "ours": ours, **more}
 
@@ -26,6 +28,8 @@ def test_the_best_of_each_kind_is_compared() -> None:
     )
     assert found[0].startswith("FedMPDD float32 against FedSGD, bytes (goal 20): at 60% 30 times fewer (mpdd:m=400)")
     assert f"at 80% 150 times fewer ({ONE_BIT})" in found[1]
+    assert found[2].startswith("The same in whole frames")
+    assert f"at 80% 100 times fewer ({ONE_BIT})" in found[2]
 
 
 def test_what_not_every_seed_reached_is_not_compared() -> None:

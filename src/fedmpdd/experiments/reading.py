@@ -27,6 +27,7 @@ class Reading:
     frames_to_target: int | None
     rounds_to_target: int | None
     bytes_to_harder: int | None
+    frames_to_harder: int | None
     rounds_to_harder: int | None
     diverged: bool
 
@@ -67,6 +68,7 @@ def read_run(folder: Path, seed: int, lr: float, table: Table) -> Reading:
         frames_to_target=first[1] if first else None,
         rounds_to_target=first[2] if first else None,
         bytes_to_harder=second[0] if second else None,
+        frames_to_harder=second[1] if second else None,
         rounds_to_harder=second[2] if second else None,
         diverged=diverged,
     )

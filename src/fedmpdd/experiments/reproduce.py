@@ -138,7 +138,7 @@ def _row(method: Method, readings: list[Reading]) -> dict[str, Any]:
         "codec": method.codec,
         "lr": readings[0].lr,
         "paper": method.paper,
-        "ours": {name: over_seeds(name) for name in (*names, "final_accuracy", "frames_to_target")},
+        "ours": {name: over_seeds(name) for name in (*names, "final_accuracy", "frames_to_target", "frames_to_harder")},
         "diverged": sum(reading.diverged for reading in readings),
         "runs": [reading.as_dict() for reading in readings],
     }
