@@ -40,8 +40,8 @@ def _goals() -> str:
         "How many times fewer bytes from clients to server: the best FedMPDD with float32 scalars against FedSGD "
         "(goal: 20 times), and the best codec of ours against that FedMPDD (goal: 100 times), at the paper's target "
         "and at a harder one. Bytes as the paper counts, scale and scalars; in frames: what a socket sees, with eight "
-        "bytes of session and checksum an update, which is half of the smallest. A dash: not every seed of either got "
-        "there.",
+        "bytes of session and checksum an update, as much as the smallest updates have themselves. A dash: not every "
+        "seed of either got there.",
         "",
         "| table | seeds | rows | target | FedMPDD / FedSGD | ours / FedMPDD | in frames | ours / FedSGD "
         "| harder | FedMPDD / FedSGD | ours / FedMPDD | in frames | ours / FedSGD |",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 GROUPS = tuple(2**k for k in range(2, 17))
-FREE_DERIVATIVES = 2**20
+FREE_DERIVATIVES = 2**20  # that an update may name whatever d is: 4 MiB while it is decoded
 _STEPS = 4  # of the scale in a factor of two
 _ONE_AT = 128  # the number of scale 1
 # 2^(k/4) in float64, correctly rounded
@@ -74,8 +74,7 @@ class Peaks(Codec):
 
     def check(self, d: int, slot: int = 0) -> None:
         """See Codec."""
-        # Decoding lays out m · group numbers, which a few bytes of a frame can name: no more of them than decoding any
-        # update of this d takes, or than nobody misses.
+        # Decoding lays out m · group numbers, which a few bytes of a frame can name; d numbers it lays out anyway.
         if self.m * self.group > max(d, FREE_DERIVATIVES):
             raise CodecError(
                 f"{self.m} peaks of {self.group} are {self.m * self.group:,} derivatives of d = {d} coordinates: "
