@@ -19,6 +19,7 @@ from tests.flower.repeater import repeater
 pytestmark = pytest.mark.slow
 
 APP = Path(__file__).parent / "faulty_app"
+RECEIVED = "Received successfully"  # in a node's log, once a message
 LIES = {
     "another-round": "its update is for round",
     "another-d": "session tag",
@@ -59,7 +60,7 @@ def test_lies_are_dropped_and_told(loopback: Deployment) -> None:
 
 
 def test_the_round_goes_on_without_who_is_late(loopback: Deployment) -> None:
-    run = loopback.run(APP, 'num-server-rounds=4 timeout=15.0 faults="late"', timeout=240)
+    run = loopback.run(APP, 'num-server-rounds=4 timeout=25.0 faults="late"', timeout=240)
     assert run.status == "finished:completed"
     rounds = contributed(run)
     assert len(rounds) == 4
@@ -69,11 +70,19 @@ def test_the_round_goes_on_without_who_is_late(loopback: Deployment) -> None:
 
 
 def test_a_server_that_was_killed_goes_on_from_its_checkpoint(loopback: Deployment, tmp_path: Path) -> None:
+    """Nodes that are still fetching a message when the server dies wait for it until Flower gives its run up.
+
+    That takes a minute, which the rounds of the second run have to outlast, and this test avoids.
+    """
     file = tmp_path / "server.safetensors"
-    config = f'num-server-rounds=5 checkpoint="{file}"'
+    config = f'num-server-rounds=5 timeout=150.0 checkpoint="{file}"'
+    received = {node.name: loopback.log_of(node.name).count(RECEIVED) for node in loopback.nodes}
     loopback.flwr("run", str(APP), "test", "--run-config", config)
     end = time.monotonic() + 120
-    while not file.exists() and time.monotonic() < end:
+    while time.monotonic() < end:
+        in_round_2 = all(loopback.log_of(name).count(RECEIVED) >= before + 2 for name, before in received.items())
+        if in_round_2 and file.exists():
+            break
         time.sleep(0.2)
     servers = [pid for pid in loopback.living() if b"flwr-serverapp" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     assert len(servers) == 1
@@ -96,7 +105,7 @@ def test_who_answers_twice_counts_once(tmp_path: Path) -> None:
 
 def test_the_round_goes_on_without_who_dies(loopback: Deployment) -> None:
     """The last of these tests: Flower takes a minute to see that a client's process is gone."""
-    run = loopback.run(APP, 'num-server-rounds=2 timeout=15.0 faults="die"', timeout=240)
+    run = loopback.run(APP, 'num-server-rounds=2 timeout=25.0 faults="die"', timeout=240)
     assert run.status == "finished:completed"
     assert contributed(run) == [(1, 0), (1, 0)]
     assert 0 < largest(run) < 10

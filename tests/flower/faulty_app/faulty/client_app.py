@@ -27,7 +27,7 @@ def faults_mod(message: Message, context: Context, call_next: Callable[[Message,
     if fault == "die":
         os.kill(os.getpid(), signal.SIGKILL)
     if fault == "late":
-        time.sleep(20)  # the round is over by then
+        time.sleep(30)  # the round is over by then
     reply = call_next(message, context)
     if fault and fault != "late":
         record = dict(reply.content.config_records["fedmpdd"])
