@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 NATIVE := CMakeLists.txt $(wildcard src/fedmpdd/directions/native/*)
+# An editable install remembers where modules were: a new room is a reason to install again.
+ROOMS  := $(wildcard src/fedmpdd/*/__init__.py)
 
 .PHONY: demo test lint bench gpu kernels neon chromium clean
 
@@ -38,7 +40,7 @@ $(VENV)/.requirements: pyproject.toml constraints.txt
 	    $$($(BIN)/python tools/requirements.py train privacy flower dev)
 	touch $@
 
-$(VENV)/.installed: $(VENV)/.requirements $(NATIVE)
+$(VENV)/.installed: $(VENV)/.requirements $(NATIVE) $(ROOMS)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	touch $@
 

@@ -4,7 +4,6 @@ Exit status: 0 done, 1 failed, 2 the input was bad. With --json, one JSON docume
 else on standard error.
 """
 
-import json
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -16,19 +15,20 @@ import typer
 from rich.console import Console
 
 import fedmpdd
+from fedmpdd.cli import bench, data
+from fedmpdd.cli.shared import DataDir, Json, output, print_json, training
 from fedmpdd.display import (
     ManyRounds,
     claims_table,
     comparison_table,
     corrections,
-    download_progress,
     messages,
     readable_bytes,
     round_display,
     share_display,
     table,
 )
-from fedmpdd.errors import ConfigError, FedmpddError, InputError, MissingDependencyError, RunError
+from fedmpdd.errors import ConfigError, FedmpddError, InputError, RunError
 
 app = typer.Typer(
     help="Federated learning for scarce uplinks: a gradient as a few random projections and a seed.",
@@ -36,13 +36,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-bench_app = typer.Typer(help="Side-by-side timings, each rival in the same process.", no_args_is_help=True)
-data_app = typer.Typer(help="Datasets: what there is, where it is, how to get it.", no_args_is_help=True)
-app.add_typer(bench_app, name="bench")
-app.add_typer(data_app, name="data")
+app.add_typer(bench.app, name="bench")
+app.add_typer(data.app, name="data")
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document; everything else goes to standard error.")]
-DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Folder with the datasets; default: FEDMPDD_DATA.")]
 Config = Annotated[str, typer.Argument(help="A TOML file, or a shipped name such as demo or lenet-fmnist.")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="Changes, like codec.m=400.")]
 
@@ -62,30 +58,22 @@ def _options(
     """Take the options that belong to no command."""
 
 
-def _print_json(document: dict[str, Any]) -> None:
-    print(json.dumps(document, indent=2))
-
-
-def _console(as_json: bool) -> Console:
-    return messages if as_json else Console(highlight=False, markup=False)
-
-
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option("--out", "-o", help="Where to write the page.")] = Path("fedmpdd-demo.html"),
     as_json: Json = False,
 ) -> None:
     """Train on real digits with FedSGD, FedMPDD and one-bit hadamard: under two minutes, no download."""
-    _training()
+    training()
     from fedmpdd import demo as show
 
     show.check_page(out)
     rows = _compare(show.CONFIG, None, list(show.CODECS), show.TARGET, None, False, None, names=show.CODECS)
-    _console(as_json).print(comparison_table(rows, show.TARGET, None, names=show.CODECS))
+    output(as_json).print(comparison_table(rows, show.TARGET, None, names=show.CODECS))
     show.write_page(rows, out)
-    _console(as_json).print(f"page: {out.resolve().as_uri()}")
+    output(as_json).print(f"page: {out.resolve().as_uri()}")
     if as_json:
-        _print_json({"rows": [row.as_dict() for row in rows], "page": str(out)})
+        print_json({"rows": [row.as_dict() for row in rows], "page": str(out)})
 
 
 @app.command()
@@ -99,7 +87,7 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Train once, into a run folder that can be killed and resumed at any moment."""
-    runs = _training()
+    runs = training()
     if tensorboard:
         runs.check_tensorboard()
     if resume is not None:
@@ -126,7 +114,7 @@ def run(
         with _said_how_to_go_on(f"stopped; go on with: fedmpdd run --resume {current.folder}"):
             summary = current.train(on_round)
     if as_json:
-        _print_json(summary)
+        print_json(summary)
         return
     accuracy = "not evaluated" if summary["accuracy"] is None else f"{summary['accuracy']:.2%}"
     print(f"{summary['rounds']} rounds, accuracy {accuracy}, uplink {readable_bytes(summary['uplink_bytes'])}")
@@ -142,7 +130,7 @@ def replay(
     as_json: Json = False,
 ) -> None:
     """Rebuild a model from its journal, bit for bit; exit status 1 if it is not the one that was trained."""
-    _training()
+    training()
     from fedmpdd.federation import replay as journal
 
     with share_display(f"replay of {run_folder}") as show:
@@ -151,7 +139,7 @@ def replay(
         journal.write_model(model, found)
     document = found.as_dict()
     if as_json:
-        _print_json(document)
+        print_json(document)
     else:
         verdict = "as trained" if found.matches else f"other than trained, from round {found.first_difference} on"
         print(f"{found.rounds} rounds, model sha256 {document['sha256']}: {verdict}")
@@ -172,17 +160,6 @@ def _said_how_to_go_on(text: str) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _training() -> Any:
-    """Import what trains, or say what is missing."""
-    try:
-        from fedmpdd.federation import runs
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError(
-            f"training needs the package {error.name}, which is missing; in the checkout, pip install '.[train]'"
-        ) from None
-    return runs
-
-
 def _compare(
     config: str,
     overrides: list[str] | None,
@@ -193,7 +170,7 @@ def _compare(
     data_dir: Path | None,
     names: dict[str, str] | None = None,
 ) -> list[Any]:
-    _training()
+    training()
     from fedmpdd.federation import load_config
     from fedmpdd.federation.compare import compare as run_all
 
@@ -229,9 +206,9 @@ def compare(
     chosen = [text.strip() for text in codecs.split(",") if text.strip()]
     rows = _compare(config, overrides, chosen, target, budget, stop_at_target, data_dir)
     if as_json:
-        _print_json({"rows": [row.as_dict() for row in rows]})
+        print_json({"rows": [row.as_dict() for row in rows]})
     else:
-        _console(as_json).print(comparison_table(rows, target, budget))
+        output(as_json).print(comparison_table(rows, target, budget))
 
 
 @app.command()
@@ -250,7 +227,7 @@ def plan(
     size = dimension(d, model)
     rows = plans(size, clients, frame_budget=budget, error=error, alignment=alignment)
     if as_json:
-        _print_json({"d": size, "clients": clients, "rows": [row.as_dict() for row in rows]})
+        print_json({"d": size, "clients": clients, "rows": [row.as_dict() for row in rows]})
         return
     columns = dict.fromkeys(("m", "bits", "frame", "round", "error", "reveals"), "right")
     result = table(f"d = {size:,}, {clients} clients a round", {"directions": "left", **columns})
@@ -258,7 +235,7 @@ def plan(
         name = f"{row.family}, partitioned" if row.partitioned else row.family
         numbers = (f"{row.m:,}", str(row.bits), f"{row.frame_bytes:,} B", readable_bytes(row.round_bytes))
         result.add_row(name, *numbers, f"{row.error:.4g}", f"{row.revealed_bits:,} bits")
-    console = _console(False)
+    console = output(False)
     console.print(result if rows else "nothing fits: raise the budget or the error")
     console.print("error = E‖decoded mean − mean gradient‖² / mean ‖gradient‖²; reveals is a count, not a guarantee")
 
@@ -281,7 +258,7 @@ def audit(
     as_json: Json = False,
 ) -> None:
     """Attack the updates of a config, and say what an attacker really gets."""
-    _training()
+    training()
     from fedmpdd.federation.runs import free_folder
     from fedmpdd.privacy.audit import PAGE, run_audit
     from fedmpdd.privacy.config import load_audit
@@ -291,7 +268,7 @@ def audit(
     with share_display("audit") as progress:
         results = run_audit(chosen, folder, data_dir, progress, jobs)
     if as_json:
-        _print_json({"folder": str(folder), **results})
+        print_json({"folder": str(folder), **results})
         return
     columns = {"model": "left", "codec": "left", "attack": "left", "SSIM": "right", "control": "right"}
     columns |= {"labels": "right", "linkage": "right", "verdict": "left"}
@@ -301,7 +278,7 @@ def audit(
         linked = "–" if row["linkage"] is None else f"{row['linkage']:.0%}"
         scores = (f"{row['ssim']:.2f}", f"{row['control_ssim']:.2f}", f"{row['labels_found']:.0%}", linked)
         result.add_row(row["model"], row["codec"], row["attack"], *scores, row["verdict"])
-    console = _console(False)
+    console = output(False)
     console.print(result)
     for codec in results["codecs"]:
         console.print(f"{codec['model']}, {codec['codec']}: {codec['verdict']}", soft_wrap=True)
@@ -321,7 +298,7 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Make one page of runs and audits: curves, tables, reconstructions, and what was run."""
-    _training()
+    training()
     from fedmpdd import demo as show
     from fedmpdd.report import collect, tables, write_report
 
@@ -331,9 +308,9 @@ def report(
     write_report(out, found, target or (), budget or ())
     for text in found.left_out:
         messages.print(f"left out: {text}", soft_wrap=True)
-    _console(as_json).print(f"page: {out.resolve().as_uri()}", soft_wrap=True)
+    output(as_json).print(f"page: {out.resolve().as_uri()}", soft_wrap=True)
     if as_json:
-        _print_json({"page": str(out), **document})
+        print_json({"page": str(out), **document})
 
 
 @app.command()
@@ -357,7 +334,7 @@ def reproduce(
 
     What is done is used, what was interrupted goes on. How long it will take is said before it starts.
     """
-    _training()
+    training()
     from fedmpdd.experiments import catalogue
     from fedmpdd.experiments.estimate import done_methods, estimate, estimate_study
     from fedmpdd.experiments.figures import figure_text, reproduce_figure
@@ -412,7 +389,7 @@ def reproduce(
     if done_only and not documents:
         messages.print(f"nothing of it is done in {out} yet; without --done it is run")
     if as_json:
-        _print_json(documents[0][0] if len(documents) == 1 else {"results": [document for document, _ in documents]})
+        print_json(documents[0][0] if len(documents) == 1 else {"results": [document for document, _ in documents]})
         return
     for _, text in documents:
         print(text)
@@ -447,7 +424,7 @@ def meter(
         counted.write(log)
     summary = counted.summary()
     if as_json:
-        _print_json({"clients": summary, "replies": counted.replies()})
+        print_json({"clients": summary, "replies": counted.replies()})
         return
     columns = ("replies", "up", "up_replies", "up_per_reply", "up_replies_headers", "up_polls", "down")
     shown = table("bytes on the socket", {"port": "right"} | {name.replace("_", " "): "right" for name in columns})
@@ -465,7 +442,7 @@ def epsilon_command(
     as_json: Json = False,
 ) -> None:
     """State the (ε, δ) of a config, for each model of trust, with what it rests on."""
-    _training()
+    training()
     from fedmpdd.federation import load_config
     from fedmpdd.privacy.guarantees import NEIGHBOURS, PROTECTS, guarantees, noise_for
 
@@ -473,7 +450,7 @@ def epsilon_command(
     stated = guarantees(loaded, delta)
     needed = noise_for(loaded, target, delta) if target is not None else {}
     if as_json:
-        _print_json({"rows": [row.as_dict() for row in stated], "noise_multiplier_for_target": needed})
+        print_json({"rows": [row.as_dict() for row in stated], "noise_multiplier_for_target": needed})
         return
     print(f"protects {PROTECTS}\nneighbours: {NEIGHBOURS}")
     for row in stated:
@@ -498,7 +475,7 @@ def verify(
     from fedmpdd.privacy.verify.claims import JOINT_LEVEL
 
     if plot is not None:
-        runs = _training()
+        runs = training()
         from fedmpdd import demo as show
 
         show.check_page(plot, "--plot")
@@ -507,200 +484,10 @@ def verify(
         runs.write_text(plot, convergence_page(report.curves))
         messages.print(f"page: {plot.resolve().as_uri()}", soft_wrap=True)
     if as_json:
-        _print_json(report.as_dict())
+        print_json(report.as_dict())
         return
-    _console(False).print(claims_table(report.rows, JOINT_LEVEL))
-    _console(False).print(corrections(report.rows))
-
-
-@data_app.command("list")
-def data_list(data_dir: DataDir = None, as_json: Json = False) -> None:
-    """Show the datasets, and which are here."""
-    from fedmpdd.data import DATASETS, data_folder
-
-    folder = data_folder(data_dir)
-    rows = []
-    for name, source in DATASETS.items():
-        found = len(source.find(folder)) if source.find else 0
-        state = "comes with the package" if not source.files else f"{found} files" if found else "not here"
-        rows.append({"dataset": name, "state": state})
-    if as_json:
-        _print_json({"folder": str(folder), "rows": rows})
-        return
-    result = table(f"in {folder}", {"dataset": "left", "state": "left"})
-    for row in rows:
-        result.add_row(row["dataset"], row["state"])
-    _console(False).print(result)
-
-
-@data_app.command("fetch")
-def data_fetch(
-    name: Annotated[str, typer.Argument(help="A dataset, or all.")], data_dir: DataDir = None, as_json: Json = False
-) -> None:
-    """Download a dataset from its official mirror, checked by SHA-256."""
-    from fedmpdd.data import data_folder, sources_named
-    from fedmpdd.data.fetch import fetch
-
-    folder = data_folder(data_dir)
-    rows = []
-    for source in sources_named(name):
-        messages.print(f"{source.name} → {folder}")
-        brought = fetch(source, folder, download_progress())
-        messages.print(f"{source.name}: {len(brought)} files brought")
-        rows.append({"dataset": source.name, "brought": [str(path) for path in brought]})
-    if as_json:
-        _print_json({"folder": str(folder), "rows": rows})
-
-
-@data_app.command("check")
-def data_check(
-    name: Annotated[str, typer.Argument(help="A dataset, or all.")] = "all",
-    data_dir: DataDir = None,
-    as_json: Json = False,
-) -> None:
-    """Look at every file of a dataset and load it; exit status 1 if something is damaged."""
-    from fedmpdd.data import data_folder, sources_named
-    from fedmpdd.data.fetch import check
-
-    findings = [finding for source in sources_named(name) for finding in check(source, data_folder(data_dir))]
-    if as_json:
-        _print_json({"rows": [finding._asdict() for finding in findings]})
-    for finding in [] if as_json else findings:
-        print(f"{finding.state:8}  {finding.dataset:14} {finding.path}: {finding.detail}")
-    if any(finding.state == "damaged" for finding in findings):
-        raise typer.Exit(1)
-
-
-Device = Annotated[str, typer.Option(help="cpu, or cuda: the kernels and the engine of a GPU.")]
-
-
-def _bench_device(device: str) -> str:
-    if device == "cuda":
-        from fedmpdd.directions import why_no_gpu
-
-        if problem := why_no_gpu():
-            raise InputError(f"--device cuda: {problem}")
-    elif device != "cpu":
-        raise InputError(f"--device {device!r} is unknown: expected cpu or cuda")
-    return device
-
-
-@bench_app.command("codec")
-def bench_codec(
-    threads: Annotated[int, typer.Option(min=1, max=1024, help="Threads, ours and the rivals'.")] = 1,
-    seconds: Annotated[float, typer.Option(min=0.01, max=60, help="Time per line; medians are taken.")] = 0.5,
-    memory: Annotated[bool, typer.Option(help="Measure peak memory at d = 10 million too (on the CPU).")] = True,
-    device: Device = "cpu",
-    as_json: Json = False,
-) -> None:
-    """Time encode and decode against PyTorch and NumPy, with ratios."""
-    from fedmpdd.bench import codec as bench
-
-    on_gpu = _bench_device(device) == "cuda"
-    if not bench.has_torch():
-        messages.print("torch is not installed: its rivals are left out (pip install torch)")
-    columns = {"what": "left", "impl": "left", "ms": "right", "goal": "right", "times ours": "right"}
-    title = f"codec, {threads} thread{'s' if threads > 1 else ''}, medians"
-    measured = bench.run(threads=threads, seconds=seconds) if not on_gpu else None
-    if measured is None:
-        from fedmpdd.bench import cuda as gpu_bench
-
-        title, columns["on the clock"] = "codec, device time, medians", "right"
-        measured = gpu_bench.run(seconds=seconds)
-    result = table(title, columns)
-    rows, ours = [], 0.0
-    for row in measured:
-        ours = row.median_ms if row.impl == "fedmpdd" else ours
-        rows.append(row)
-        clients = f"×{row.clients}" if row.clients > 1 else ""
-        what = f"{row.op} {row.family}/{row.bits} {row.d:,}×{row.m}{clients}"
-        messages.print(f"{what}, {row.impl}: {row.median_ms:.4f} ms")
-        goal = "" if row.goal_ms is None else f"≤ {row.goal_ms:.3g}"
-        ratio = "" if row.impl == "fedmpdd" else f"{row.median_ms / ours:,.0f}×"
-        clock = [] if row.wall_ms is None else [f"{row.wall_ms:.4f}"]
-        result.add_row(what, row.impl, f"{row.median_ms:.4f}", goal, ratio, *clock)
-    peaks = [
-        {"family": family, "op": op, "d": 10_000_000, "peak_bytes": peak}
-        for family, op, peak in (bench.peak_memory() if memory and not on_gpu else ())
-    ]
-    if as_json:
-        _print_json({"rows": [row.as_dict() for row in rows], "peak_memory": peaks})
-        return
-    console = _console(False)
-    console.print(result)
-    for peak in peaks:
-        what = f"{peak['family']} {peak['op']} at d = 10 million"
-        console.print(f"{what}: {peak['peak_bytes']:,} bytes at the peak beyond input and output")
-
-
-@bench_app.command("rounds")
-def bench_rounds(
-    batch: Annotated[int, typer.Option(min=1, max=40, help="Examples per client and round.")] = 1,
-    seconds: Annotated[float, typer.Option(min=0.1, max=120, help="Time per codec; medians are taken.")] = 3.0,
-    device: Device = "cpu",
-    tf32: Annotated[bool, typer.Option(help="On a GPU: let matrix units round inputs to ten bits.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Time whole rounds of the local engine: LeNet, 50 of 100 clients; on a GPU the CIFAR-10 CNN, 100 clients."""
-    _training()
-    from fedmpdd.bench import rounds as bench
-
-    if _bench_device(device) == "cuda":
-        rows = list(bench.run_on_gpu(seconds, tf32=tf32))
-    else:
-        from fedmpdd.bench import engines
-
-        rows = list(bench.run(batch, seconds))
-        for engine, outcome in engines.run(batch):
-            if isinstance(outcome, str):
-                messages.print(f"{engine}: {outcome}")
-            else:
-                rows.append(bench.Row(engine, "fedavg", 50, batch, outcome))
-    if as_json:
-        _print_json({"rows": [row.as_dict() for row in rows]})
-        return
-    columns = {"engine": "left", "codec": "left", "clients": "right", "batch": "right", "rounds/s": "right"}
-    result = table("whole rounds, medians", {**columns, "in the codec": "right"})
-    for row in rows:
-        share = "" if row.codec_share is None else f"{row.codec_share:.1%}"
-        numbers = (str(row.clients_per_round), str(row.batch), f"{row.rounds_per_s:.1f}", share)
-        result.add_row(row.engine, row.codec, *numbers)
-    _console(False).print(result)
-
-
-@bench_app.command("forward")
-def bench_forward(
-    networks: Annotated[str, typer.Option(help="Comma-separated: lenet,mlp-8,transformer-2,…; default: all.")] = "",
-    batch: Annotated[int, typer.Option(min=1, max=4096, help="Examples of the client.")] = 16,
-    seconds: Annotated[float, typer.Option(min=0.01, max=120, help="Time per line; medians are taken.")] = 1.0,
-    memory: Annotated[bool, typer.Option(help="Measure peak memory too.")] = True,
-    as_json: Json = False,
-) -> None:
-    """Time a client's update by forward-mode differentiation against backpropagation, and measure peak memory."""
-    _training()
-    from fedmpdd.bench import forward as bench
-
-    chosen = [name.strip() for name in networks.split(",") if name.strip()] or list(bench.NETWORKS)
-    rows = []
-    columns = {"network": "left", "d": "right", "m": "right", "client": "left", "ms": "right", "times": "right"}
-    title = f"one update, batch {batch}, one thread, medians; forward ×n: n directions at once"
-    result = table(title, {**columns, "peak": "right", "share": "right"})
-    for row in bench.run(chosen, batch=batch, seconds=seconds, memory=memory):
-        rows.append(row)
-        how = f"{row.client} ×{row.at_once}" if row.at_once else row.client
-        messages.print(f"{row.network}, m = {row.m}, {how}: {row.median_ms:.2f} ms")
-        peak = "" if row.peak_bytes is None else readable_bytes(row.peak_bytes)
-        share = "" if row.memory_ratio is None else f"{row.memory_ratio:.2f}×"
-        numbers = (f"{row.median_ms:,.2f}", f"{row.time_ratio:.1f}×", peak, share)
-        result.add_row(row.network, f"{row.d:,}", f"{row.m:,}", how, *numbers)
-    errors = list(bench.errors())
-    if as_json:
-        _print_json({"rows": [row.as_dict() for row in rows], "errors": [error.as_dict() for error in errors]})
-        return
-    console = _console(False)
-    console.print(result)
-    for error in errors:
-        console.print(f"{error.network}, scalars by {error.method}: off by {error.error:.1e} of their length")
+    output(False).print(claims_table(report.rows, JOINT_LEVEL))
+    output(False).print(corrections(report.rows))
 
 
 def main() -> None:

@@ -1,0 +1,68 @@
+"""`fedmpdd data`: words on the command line to calls."""
+
+from typing import Annotated
+
+import typer
+
+from fedmpdd.cli.shared import DataDir, Json, output, print_json
+from fedmpdd.display import download_progress, messages, table
+
+app = typer.Typer(help="Datasets: what there is, where it is, how to get it.", no_args_is_help=True)
+
+
+@app.command("list")
+def data_list(data_dir: DataDir = None, as_json: Json = False) -> None:
+    """Show the datasets, and which are here."""
+    from fedmpdd.data import DATASETS, data_folder
+
+    folder = data_folder(data_dir)
+    rows = []
+    for name, source in DATASETS.items():
+        found = len(source.find(folder)) if source.find else 0
+        state = "comes with the package" if not source.files else f"{found} files" if found else "not here"
+        rows.append({"dataset": name, "state": state})
+    if as_json:
+        print_json({"folder": str(folder), "rows": rows})
+        return
+    result = table(f"in {folder}", {"dataset": "left", "state": "left"})
+    for row in rows:
+        result.add_row(row["dataset"], row["state"])
+    output(False).print(result)
+
+
+@app.command("fetch")
+def data_fetch(
+    name: Annotated[str, typer.Argument(help="A dataset, or all.")], data_dir: DataDir = None, as_json: Json = False
+) -> None:
+    """Download a dataset from its official mirror, checked by SHA-256."""
+    from fedmpdd.data import data_folder, sources_named
+    from fedmpdd.data.fetch import fetch
+
+    folder = data_folder(data_dir)
+    rows = []
+    for source in sources_named(name):
+        messages.print(f"{source.name} → {folder}")
+        brought = fetch(source, folder, download_progress())
+        messages.print(f"{source.name}: {len(brought)} files brought")
+        rows.append({"dataset": source.name, "brought": [str(path) for path in brought]})
+    if as_json:
+        print_json({"folder": str(folder), "rows": rows})
+
+
+@app.command("check")
+def data_check(
+    name: Annotated[str, typer.Argument(help="A dataset, or all.")] = "all",
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Look at every file of a dataset and load it; exit status 1 if something is damaged."""
+    from fedmpdd.data import data_folder, sources_named
+    from fedmpdd.data.fetch import check
+
+    findings = [finding for source in sources_named(name) for finding in check(source, data_folder(data_dir))]
+    if as_json:
+        print_json({"rows": [finding._asdict() for finding in findings]})
+    for finding in [] if as_json else findings:
+        print(f"{finding.state:8}  {finding.dataset:14} {finding.path}: {finding.detail}")
+    if any(finding.state == "damaged" for finding in findings):
+        raise typer.Exit(1)

@@ -1,0 +1,35 @@
+"""What all commands have in common: options, and how they print."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from fedmpdd.display import messages
+from fedmpdd.errors import MissingDependencyError
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document; everything else goes to standard error.")]
+DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Folder with the datasets; default: FEDMPDD_DATA.")]
+
+
+def print_json(document: dict[str, Any]) -> None:
+    """Print the one document that --json promises."""
+    print(json.dumps(document, indent=2))
+
+
+def output(as_json: bool) -> Console:
+    """Return where results for people go: to standard error, where standard output is for a document."""
+    return messages if as_json else Console(highlight=False, markup=False)
+
+
+def training() -> Any:
+    """Import what trains, or say what is missing."""
+    try:
+        from fedmpdd.federation import runs
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(
+            f"training needs the package {error.name}, which is missing; in the checkout, pip install '.[train]'"
+        ) from None
+    return runs
