@@ -50,6 +50,15 @@ def test_what_is_added_up_is_what_the_protocol_adds_up() -> None:
     assert found.up.sum() == metrics.uplink_bytes
 
 
+def test_with_neighbours_the_sum_is_the_same_and_takes_fewer_bytes() -> None:
+    alone = {"clip": 1.0, "noise_multiplier": 0.1, "dropouts": 0.0}
+    everybody, some = federation(secure=alone), federation(secure={**alone, "neighbours": 6})
+    many, few = everybody.run_round(), some.run_round()
+    assert (everybody.flat == some.flat).all()
+    assert many.uplink_bytes - few.uplink_bytes == 10 * 3 * (94 + 33)  # ten clients, three fewer to share with
+    assert few.payload_bytes == many.payload_bytes
+
+
 def test_clipping_bounds_what_a_client_adds_whatever_rounding_does() -> None:
     fed = federation(secure={"clip": 1e-3, "ring_bits": 24})
     exchange = fed._exchange
@@ -115,6 +124,17 @@ def test_a_journal_holds_the_sums(tmp_path: Path) -> None:
             "too coarse",
         ),
         ({"secure": {}}, "secure.clip"),
+        ({"secure": {"clip": 1.0, "neighbours": 8, "dropouts": 0.45}}, "need 0, everybody"),
+        ({"secure": {"clip": 1.0, "neighbours": 3}}, "secure.neighbours"),
+        ({"secure": {"clip": 1.0, "neighbours": 4}}, "need 8 or more, below 9"),
+        (
+            {
+                "secure": {"clip": 1.0, "colluding": 0.45, "dropouts": 0.45},
+                "clients_per_round": 5,
+                "participation": None,
+            },
+            "a sum of one hides nothing",
+        ),
     ],
 )
 def test_what_cannot_be_added_up_unseen_is_refused(changes: dict[str, Any], words: str) -> None:

@@ -117,6 +117,12 @@ def test_a_secure_sum_counts_the_noise_of_those_who_must_stay() -> None:
     assert any("81 of 100" in text for text in rows["aggregate"].assumptions)
 
 
+def test_noise_that_the_server_may_know_hides_nobody() -> None:
+    rows = secure(colluding=0.17)
+    assert rows["aggregate"].epsilon == epsilon(0.4 * 8 / 2, rows["aggregate"].releases, 1e-5).epsilon  # 64 of 100
+    assert any("without the 17" in text for text in rows["aggregate"].assumptions)
+
+
 def test_noise_of_a_few_steps_is_not_counted_as_one() -> None:
     with pytest.raises(PrivacyError, match="too narrow"):
         secure(ring_bits=16, noise_multiplier=0.005)

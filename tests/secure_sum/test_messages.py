@@ -25,6 +25,7 @@ from fedmpdd.secure_sum import (
     Terms,
     bytes_down,
     bytes_up,
+    enough_neighbours,
     primitives,
     read_terms,
     secure_sum,
@@ -33,10 +34,13 @@ from fedmpdd.secure_sum.client import PAIR, own_mask, pair_mask, seed_digest
 from fedmpdd.secure_sum.messages import HEADER_BYTES, Kind, write
 from tests.secure_sum.rounds import Round, terms_of
 
+ALL, FEW = {"clients": 3}, {"clients": 5, "neighbours": 2}
 
+
+@pytest.mark.parametrize("who", [ALL, FEW], ids=["all", "neighbours"])
 @pytest.mark.parametrize("phase", [Phase.ADVERTISE, Phase.SHARE, Phase.MASK, Phase.UNMASK])
-def test_the_server_refuses_what_is_garbled_late_or_of_somebody_else(phase: Phase) -> None:
-    this = Round(terms_of(3), until=phase)
+def test_the_server_refuses_what_is_garbled_late_or_of_somebody_else(phase: Phase, who: dict[str, int]) -> None:
+    this = Round(terms_of(**who), until=phase)
     this.answers(phase)
     good = this.sent[phase][0]
     refused: list[tuple[bytes, type[WireError]]] = [
@@ -49,13 +53,13 @@ def test_the_server_refuses_what_is_garbled_late_or_of_somebody_else(phase: Phas
         (good[:-1], FrameLengthError),
         (good + b"\0", FrameLengthError),
         (this.sent[phase][1], ContentError),
-        (Round(terms_of(3, round=2), until=Phase(phase + 1)).sent[phase][0], SessionMismatchError),
+        (Round(terms_of(**who, round=2), until=Phase(phase + 1)).sent[phase][0], SessionMismatchError),
     ]
     refused += [(this.sent[earlier][0], ContentError) for earlier in this.sent if earlier < phase]
     for message, error in refused:
         with pytest.raises(error):
             this.server.receive(0, message)
-    for stranger in (-1, 3):
+    for stranger in (-1, who["clients"]):
         with pytest.raises(ContentError, match="no part"):
             this.server.receive(stranger, good)
     this.server.receive(0, good)
@@ -63,15 +67,18 @@ def test_the_server_refuses_what_is_garbled_late_or_of_somebody_else(phase: Phas
         this.server.receive(0, good)
 
 
+@pytest.mark.parametrize("who", [ALL, FEW], ids=["all", "neighbours"])
 @pytest.mark.parametrize("phase", [Phase.SHARE, Phase.MASK, Phase.UNMASK])
-def test_the_client_refuses_what_is_garbled_or_of_another_round(phase: Phase) -> None:
-    this = Round(terms_of(3), until=phase)
+def test_the_client_refuses_what_is_garbled_or_of_another_round(phase: Phase, who: dict[str, int]) -> None:
+    this = Round(terms_of(**who), until=phase)
     good = this.opening[phase][0]
     for length in range(len(good)):
         with pytest.raises(WireError):
             this.answer(0, phase, good[:length])
-    other = Round(terms_of(3, round=4), until=phase).opening[phase][0]
-    again = Round(terms_of(3), until=phase).opening[phase][0]  # the same terms, so that only secrets tell them apart
+    other = Round(terms_of(**who, round=4), until=phase).opening[phase][0]
+    again = Round(terms_of(**who), until=phase).opening[phase][
+        0
+    ]  # the same terms, so that only secrets tell them apart
     for message, error in ((other, SessionMismatchError), (good + b"\0", FrameLengthError)):
         with pytest.raises(error):
             this.answer(0, phase, message)
@@ -81,8 +88,9 @@ def test_the_client_refuses_what_is_garbled_or_of_another_round(phase: Phase) ->
     this.answer(0, phase, good)
 
 
-def test_any_changed_byte_of_an_inbox_is_noticed() -> None:
-    this = Round(terms_of(3), until=Phase.MASK)
+@pytest.mark.parametrize("who", [ALL, FEW], ids=["all", "neighbours"])
+def test_any_changed_byte_of_an_inbox_is_noticed(who: dict[str, int]) -> None:
+    this = Round(terms_of(**who), until=Phase.MASK)
     good = this.opening[Phase.MASK][0]
     for at in range(len(good)):
         bad = bytearray(good)
@@ -190,11 +198,29 @@ def test_known_answers_are_those_of_the_document() -> None:
         assert f"`{answer}`" in DOCUMENT
 
 
-def test_the_document_counts_bytes_right_and_its_code_runs() -> None:
-    rows = re.findall(r"\| (\d+) \| ([\d,]+) \| ([\d, +]+) = [\d,]+ \| ([\d, +]+) = [\d,]+ \|", DOCUMENT)
+def test_the_circle_and_how_many_neighbours_are_enough_are_those_of_the_document() -> None:
+    terms = Terms(bytes(range(16)), 7, 12, 4, 9, 32, 4)
+    (circle, holders) = re.findall(r"`([\d ]+)`: H\(0\) is ([\d, ]+) \|", DOCUMENT)[0]
+    order = [int(client) for client in circle.split()]
+    for place, client in enumerate(order):
+        around = [order[(place + by) % 12] for by in (-2, -1, 0, 1, 2)]
+        assert terms.holders(client) == sorted(around)
+    assert terms.holders(0) == [int(client) for client in holders.split(",")]
+    shares = [(0.05, 0.05), (0.1, 0.1), (0.2, 0.1), (0.2, 0.2), (0.3, 0.1), (0.3, 0.3)]
+    rows = re.findall(r"^\| ([\d,]+)((?: \| \d+){6}) \|$", DOCUMENT, flags=re.MULTILINE)
     assert len(rows) == 6
-    for clients, length, up, down in rows:
-        terms = terms_of(int(clients), int(length.replace(",", "")))
+    for clients, counts in rows:
+        found = [enough_neighbours(int(clients.replace(",", "")), *pair) for pair in shares]
+        assert found == [int(count) for count in counts.split("|")[1:]]
+
+
+def test_the_document_counts_bytes_right_and_its_code_runs() -> None:
+    row = r"\| ([\d,]+) \| (all|\d+) \| ([\d,]+) \| ([\d, +]+) = [\d,]+ \| ([\d, +]+) = [\d,]+ \|"
+    rows = re.findall(row, DOCUMENT)
+    assert len(rows) == 9
+    for clients, neighbours, length, up, down in rows:
+        n, m = (int(text.replace(",", "")) for text in (clients, length))
+        terms = terms_of(n, m, neighbours=0 if neighbours == "all" else int(neighbours))
         assert up == " + ".join(f"{count:,}" for count in bytes_up(terms))
         assert down == " + ".join(f"{count:,}" for count in bytes_down(terms))
     (code,) = re.findall(r"```python\n(.*?)```", DOCUMENT, flags=re.DOTALL)

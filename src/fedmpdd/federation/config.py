@@ -124,6 +124,8 @@ class SecureConfig(BaseModel):
 
     clip, noise_multiplier: as in the codec's protection, but noise is drawn on integers, and of a round's sum.
     dropouts: the share of a round's clients that may drop out; with more of them the round counts for nothing.
+    colluding: the share of a round's clients that may tell the server all they know; their noise hides nobody.
+    neighbours: with how many others a client shares its secrets, 0 for everybody.
     """
 
     model_config = _STRICT
@@ -132,6 +134,26 @@ class SecureConfig(BaseModel):
     noise_multiplier: float = Field(default=0.0, ge=0)
     ring_bits: int = Field(default=32, ge=16, le=64)
     dropouts: float = Field(default=0.3, ge=0, lt=0.5)
+    colluding: float = Field(default=0.0, ge=0, lt=0.5)
+    neighbours: int = Field(default=0, ge=0, multiple_of=2)
+
+    def check_neighbours(self, clients: int) -> None:
+        """Raise ValueError unless clients talk to enough others for what drop-outs and collusion are to be."""
+        if not self.neighbours:
+            return
+        from fedmpdd.secure_sum import enough_neighbours  # needs a package that others do not
+
+        enough = enough_neighbours(clients, self.dropouts, self.colluding)
+        if enough == 0 or not enough <= self.neighbours < clients - 1:
+            advice = f"{enough} or more, below {clients - 1}" if enough else "0, everybody"
+            raise ValueError(
+                f"secure.neighbours = {self.neighbours}: {clients} clients, of whom {self.dropouts} drop out and "
+                f"{self.colluding} collude, need {advice}"
+            )
+
+    def hiding(self, clients: int) -> int:
+        """Return how many clients' noise the server cannot know in a sum that it sees."""
+        return self.threshold(clients) - math.floor(self.colluding * clients + 1e-9)
 
     def threshold(self, clients: int) -> int:
         """Return how many of a round's clients must stay: more than half."""
@@ -279,6 +301,13 @@ class RunConfig(BaseModel):
             raise ValueError('secure with weighting = "examples": nobody may see how much a client has; use "equal"')
         if self.per_round < 2:
             raise ValueError("secure with one client a round is no sum; take more clients")
+        assert self.secure is not None
+        self.secure.check_neighbours(self.per_round)
+        if self.secure.hiding(self.per_round) < 2:
+            raise ValueError(
+                f"secure.colluding = {self.secure.colluding}: of the {self.secure.threshold(self.per_round)} clients "
+                "that stay for certain fewer than two are honest, and a sum of one hides nothing; lower it"
+            )
 
     def _float32(self) -> Codec:
         codec = self.codec.build()

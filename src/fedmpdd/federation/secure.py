@@ -45,7 +45,9 @@ class SecureExchange:
         self._device = device
         self._mean_bits = mean_bits or 32
         self._length = codec.m if isinstance(codec, MPDD) else d
-        self._terms = Terms(bytes(16), 0, clients, self._length, config.threshold(clients), config.ring_bits)
+        self._terms = Terms(
+            bytes(16), 0, clients, self._length, config.threshold(clients), config.ring_bits, config.neighbours
+        )
         # The longest vector of a client: a gradient of norm `clip` has m scalars of about this length.
         self.bound = config.clip * (math.sqrt(codec.m) if isinstance(codec, MPDD) else 1.0)
         self.step = self.bound / config.levels(clients)

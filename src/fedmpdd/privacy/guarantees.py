@@ -164,8 +164,11 @@ def _in_a_secure_sum(secure: SecureConfig, clients: int) -> tuple[int, str]:
                 f"secure.ring_bits = {secure.ring_bits}: noise of {secure.noise_in_steps(clients):.2g} steps is too "
                 "narrow for sums of it to be counted as one; take more bits, or more noise"
             )
-    stay = secure.threshold(clients)
-    return stay, f"the noise of {stay} of {clients} clients adds up, those that must stay for a sum to be seen"
+    hiding = secure.hiding(clients)
+    reason = f"the noise of {hiding} of {clients} clients adds up, those that must stay for a sum to be seen"
+    if secure.colluding:
+        reason += f" without the {secure.threshold(clients) - hiding} that may be in league with the server"
+    return hiding, reason
 
 
 def _noise_that_adds_up(config: RunConfig) -> tuple[int, str]:

@@ -61,7 +61,8 @@ class SecureClient:
         self._seed = primitives.new_secret()  # b_i
         self._mask_keys: dict[int, bytes] = {}  # s_j^PK, of those who advertised
         self._channel_keys: dict[int, bytes] = {}
-        self._view = b""  # stands for all keys that this client was told of
+        self._present: list[int] = []  # who is there still, as far as this client was told
+        self._view = b""  # stands for all that everybody was told of who is there, and by which keys
         self._shares: dict[int, list[int]] = {}  # of b_j and s_j^SK, of those who shared
 
     def advertise(self) -> bytes:
@@ -71,14 +72,15 @@ class SecureClient:
         return self._write(Kind.ADVERTISED, self._own_keys())
 
     def share(self, keys: bytes) -> bytes:
-        """Phase 1: share the seed and the mask key among all who advertised, for each under its own lock."""
+        """Phase 1: share the seed and the mask key among all who will hold them, for each under its own lock."""
         self._expect(Phase.SHARE)
         terms = self.terms
-        body = messages.read(keys, Kind.KEYS, terms, EVERYBODY)
-        members = messages.read_set(body, terms.clients)
-        body = body[messages.set_bytes(terms.clients) :]
+        body = messages.read(keys, Kind.KEYS, terms, self.client if terms.neighbours else EVERYBODY)
+        present = messages.read_set(body, terms.clients)
+        who, body = bytes(body[: messages.set_bytes(terms.clients)]), body[messages.set_bytes(terms.clients) :]
+        members = self._holders_in(present)
         messages.check_length(body, len(members) * 2 * KEY_BYTES)
-        self._need(members, "sent keys")
+        self._need(present, members, "sent keys")
         pieces = messages.split(body, KEY_BYTES)
         if len(set(pieces)) != len(pieces):
             raise ContentError("two public keys are the same; every client makes its own: leave this round")
@@ -86,11 +88,11 @@ class SecureClient:
         mask_keys = dict(zip(members, pieces[1::2], strict=True))
         if channel_keys[self.client] + mask_keys[self.client] != self._own_keys():
             raise ContentError("the server passed on other keys than this client sent: leave this round")
-        self._channel_keys, self._mask_keys = channel_keys, mask_keys
-        self._view = primitives.digest(b"keys", keys)
+        self._channel_keys, self._mask_keys, self._present = channel_keys, mask_keys, present
+        self._view = primitives.digest(b"keys", who if terms.neighbours else keys)
         points = [member + 1 for member in members]
         seed_shares, key_shares = (
-            shamir.share(int.from_bytes(secret, "little"), terms.threshold, points)
+            shamir.share(int.from_bytes(secret, "little"), terms.share_threshold, points)
             for secret in (self._seed, self._mask_secret)
         )
         sealed = []
@@ -104,18 +106,19 @@ class SecureClient:
         return self._write(Kind.SHARES, seed_digest(terms, self.client, self._seed), *sealed)
 
     def mask(self, inbox: bytes, values: NDArray[np.uint64]) -> bytes:
-        """Phase 2: send the vector [length] under its own mask and one for each of those who shared."""
+        """Phase 2: send the vector [length] under its own mask and one for each of the holders who shared."""
         self._expect(Phase.MASK)
         terms = self.terms
         body = messages.read(inbox, Kind.INBOX, terms, self.client)
-        members = messages.read_set(body, terms.clients)
+        present = messages.read_set(body, terms.clients)
         body = body[messages.set_bytes(terms.clients) :]
-        messages.check_length(body, (len(members) - 1) * SEALED_BYTES)
-        self._need(members, "shared")
-        if unknown := [member for member in members if member not in self._mask_keys]:
+        members = self._holders_in(present)
+        peers = [member for member in members if member != self.client]
+        messages.check_length(body, len(peers) * SEALED_BYTES)
+        self._need(present, members, "shared")
+        if unknown := sorted(set(present) - set(self._present)):
             raise ContentError(f"client {unknown[0]} is said to have shared, but sent no keys: leave this round")
         total = terms.ring.words_of(values, terms.length)
-        peers = [member for member in members if member != self.client]
         received = {}
         for peer, sealed in zip(peers, messages.split(body, SEALED_BYTES), strict=True):
             lock, context = self._lock(peer, self.client)
@@ -131,6 +134,7 @@ class SecureClient:
         for peer in peers:
             total += pair_mask(terms, self.client, peer, self._mask_secret, self._mask_keys[peer])
         self._shares |= received
+        self._present = present
         self.phase = Phase.UNMASK
         return self._write(Kind.MASKED, terms.ring.pack(total))
 
@@ -140,9 +144,9 @@ class SecureClient:
         body = messages.read(survivors, Kind.SURVIVORS, self.terms, EVERYBODY)
         stayed = messages.read_set(body, self.terms.clients)
         messages.check_length(body, messages.set_bytes(self.terms.clients))
-        if unknown := [member for member in stayed if member not in self._shares]:
+        if unknown := sorted(set(stayed) - set(self._present)):
             raise ContentError(f"client {unknown[0]} is said to have stayed, but never shared: leave this round")
-        self._need(stayed, "stayed")
+        self._need(stayed, self._holders_in(stayed), "stayed")
         told = [self._shares[member][0 if member in stayed else 1] for member in sorted(self._shares)]
         self.phase = Phase.DONE
         self._shares = {}
@@ -162,6 +166,7 @@ class SecureClient:
                 "client": self.client,
                 "phase": int(self.phase),
                 "secrets": [self._channel_secret.hex(), self._mask_secret.hex(), self._seed.hex()],
+                "present": self._present,
                 "view": self._view.hex(),
                 "keys": {n: [key.hex(), self._mask_keys[n].hex()] for n, key in self._channel_keys.items()},
                 "shares": {n: messages.write_shares(pair).hex() for n, pair in self._shares.items()},
@@ -176,6 +181,7 @@ class SecureClient:
             client = cls(messages.read_terms(bytes.fromhex(kept["terms"])), kept["client"])
             client.phase = Phase(kept["phase"])
             client._channel_secret, client._mask_secret, client._seed = map(bytes.fromhex, kept["secrets"])
+            client._present = [int(member) for member in kept["present"]]
             client._view = bytes.fromhex(kept["view"])
             client._channel_keys = {int(n): bytes.fromhex(pair[0]) for n, pair in kept["keys"].items()}
             client._mask_keys = {int(n): bytes.fromhex(pair[1]) for n, pair in kept["keys"].items()}
@@ -193,13 +199,23 @@ class SecureClient:
                 "order; start a new round"
             )
 
-    def _need(self, members: list[int], did: str) -> None:
-        if self.client not in members:
+    def _holders_in(self, present: list[int]) -> list[int]:
+        """Who of those present holds shares of this client's secrets: whose shares it holds too, and itself."""
+        there = set(present)
+        return [holder for holder in self.terms.holders(self.client) if holder in there]
+
+    def _need(self, present: list[int], holders: list[int], did: str) -> None:
+        if self.client not in present:
             raise SecureSumError(f"the server does not count this client, {self.client}, among those who {did}")
-        if len(members) < self.terms.threshold:
+        if len(present) < self.terms.threshold:
             raise SecureSumError(
-                f"{len(members)} clients {did}, and the terms say at least {self.terms.threshold}, so that a sum hides "
+                f"{len(present)} clients {did}, and the terms say at least {self.terms.threshold}, so that a sum hides "
                 "each of them: nothing more is told; start a new round when more clients are there"
+            )
+        if len(holders) < self.terms.share_threshold:
+            raise SecureSumError(
+                f"{len(holders)} neighbours {did}, this client counted, and {self.terms.share_threshold} are needed: "
+                "nothing more is told; start a new round when more clients are there"
             )
 
     def _own_keys(self) -> bytes:
@@ -208,9 +224,17 @@ class SecureClient:
     def _lock(self, sender: int, receiver: int) -> tuple[bytes, bytes]:
         """The key and context of what one client sends another; they open nothing if the two were told other keys."""
         peer = receiver if sender == self.client else sender
-        context = self.terms.digest + self._view + PAIR.pack(sender, receiver)
+        context = self.terms.digest + self._view_with(peer) + PAIR.pack(sender, receiver)
         agreed = primitives.agree(self._channel_secret, self._channel_keys[peer])
         return primitives.derive(agreed, b"channel", context), context
+
+    def _view_with(self, peer: int) -> bytes:
+        """What both ends of a channel were told. Who is told the keys of neighbours alone shares no more than two."""
+        if not self.terms.neighbours:
+            return self._view
+        both = sorted((self.client, peer))
+        keys = [one[member] for member in both for one in (self._channel_keys, self._mask_keys)]
+        return primitives.digest(b"keys of two", self._view, *keys)
 
     def _write(self, kind: Kind, *parts: bytes) -> bytes:
         return messages.write(kind, self.terms, self.client, *parts)

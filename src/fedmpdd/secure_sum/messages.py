@@ -163,9 +163,9 @@ def bytes_up(terms: Terms) -> tuple[int, int, int, int]:
     """Return what a client sends in each phase of a round that nobody leaves."""
     bodies = (
         2 * KEY_BYTES,
-        KEY_BYTES + (terms.clients - 1) * SEALED_BYTES,
+        KEY_BYTES + (terms.most_holders - 1) * SEALED_BYTES,
         terms.ring.nbytes(terms.length),
-        terms.clients * SHARE_BYTES,
+        terms.most_holders * SHARE_BYTES,
     )
     first, second, third, fourth = (HEADER_BYTES + body for body in bodies)
     return first, second, third, fourth
@@ -176,8 +176,8 @@ def bytes_down(terms: Terms) -> tuple[int, int, int, int]:
     members = set_bytes(terms.clients)
     bodies = (
         TERMS_BYTES,
-        members + terms.clients * 2 * KEY_BYTES,
-        members + (terms.clients - 1) * SEALED_BYTES,
+        members + terms.most_holders * 2 * KEY_BYTES,
+        members + (terms.most_holders - 1) * SEALED_BYTES,
         members,
     )
     first, second, third, fourth = (HEADER_BYTES + body for body in bodies)

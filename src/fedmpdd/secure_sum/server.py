@@ -1,5 +1,7 @@
 """The server of a secure sum: it collects answers, passes on what it cannot read, and in the end lifts the masks."""
 
+from collections.abc import Collection
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -27,13 +29,14 @@ class SecureServer:
         self._seed_digests: dict[int, bytes] = {}
         self._total: Words = np.zeros(terms.length, terms.ring.dtype)
         self._stayed: set[int] = set()  # U3: whose vectors are in the total
-        self._told: dict[int, list[int]] = {}  # U4: shares of everybody in U2, in order
+        self._told: dict[int, dict[int, int]] = {}  # U4: a share of each of U2 that they hold shares of
+        self._keys_in_use: set[bytes] = set()
+        self._holders: dict[int, list[int]] = {}  # of whom they were asked for, where it is not everybody
 
     @property
     def answered(self) -> tuple[int, ...]:
         """Who has answered in this phase."""
-        current: list[set[int]] = [set(self._keys), set(self._sealed), self._stayed, set(self._told), set(self._told)]
-        return tuple(sorted(current[self.phase]))
+        return tuple(sorted(self._answers))
 
     @property
     def included(self) -> tuple[int, ...]:
@@ -49,10 +52,9 @@ class SecureServer:
 
         client: who it is by the word of the channel that the message came by, not by its own.
         """
-        expected = self._expected()
-        if client not in expected:
+        if client not in self._expected():
             raise ContentError(f"client {client} has no part in this phase: it is none of the round, or dropped out")
-        if client in self.answered:
+        if client in self._answers:
             raise ContentError(f"client {client} has answered this phase already: drop this message")
         (self._advertised, self._shared, self._masked, self._unmasked)[self.phase](client, message)
 
@@ -68,15 +70,13 @@ class SecureServer:
             request = messages.write(Kind.SURVIVORS, terms, EVERYBODY, messages.write_set(members, terms.clients))
             return dict.fromkeys(members, request)
         who = messages.write_set(members, terms.clients)
+        if phase == Phase.ADVERTISE and not terms.neighbours:
+            return dict.fromkeys(members, messages.write(Kind.KEYS, terms, EVERYBODY, who, *self._keys_for(members[0])))
         if phase == Phase.ADVERTISE:
-            keys = [key for member in members for key in self._keys[member]]
-            return dict.fromkeys(members, messages.write(Kind.KEYS, terms, EVERYBODY, who, *keys))
-        return {
-            member: messages.write(
-                Kind.INBOX, terms, member, who, *(self._sealed[peer][member] for peer in members if peer != member)
-            )
-            for member in members
-        }
+            return {
+                member: messages.write(Kind.KEYS, terms, member, who, *self._keys_for(member)) for member in members
+            }
+        return {member: messages.write(Kind.INBOX, terms, member, who, *self._sealed_for(member)) for member in members}
 
     def finish(self) -> NDArray[np.uint64]:
         """Lift the masks and return the sum [length] of the vectors of `included`, modulo 2^ring_bits."""
@@ -84,12 +84,14 @@ class SecureServer:
             raise InputError(f"the round is at {self.phase.name}, which comes before its end; see advance()")
         self._check_enough()
         terms = self.terms
-        # Any of those who told will do, as many as the threshold; the same for all secrets, so that weights are too.
-        tellers = self.answered[: terms.threshold]
-        weights = shamir.weights_at_zero([teller + 1 for teller in tellers])
+        weights: dict[tuple[int, ...], list[int]] = {}  # where everybody holds all shares, the same for all secrets
         total = self._total
-        for i, member in enumerate(sorted(self._sealed)):
-            value = shamir.combine([self._told[teller][i] for teller in tellers], weights)
+        for member in sorted(self._sealed):
+            # Any of those who told will do, as many as the threshold.
+            tellers = tuple(self._of(member, self._told)[: terms.share_threshold])
+            if tellers not in weights:
+                weights[tellers] = shamir.weights_at_zero([teller + 1 for teller in tellers])
+            value = shamir.combine([self._told[teller][member] for teller in tellers], weights[tellers])
             secret = value.to_bytes(SHARE_BYTES, "little")[:KEY_BYTES]
             if member in self._stayed:
                 self._check_secret(member, value, seed_digest(terms, member, secret) == self._seed_digests[member])
@@ -97,7 +99,7 @@ class SecureServer:
             else:
                 self._check_secret(member, value, primitives.public_of(secret) == self._keys[member][1])
                 # What those who stayed added for the one who vanished: the other end of each mask, which cancels it.
-                for other in self._stayed:
+                for other in self._of(member, self._stayed):
                     total = total + pair_mask(terms, member, other, secret, self._keys[other][1])
         self.phase = Phase.DONE
         return terms.ring.reduced(total).astype(np.uint64)
@@ -110,14 +112,14 @@ class SecureServer:
         channel_key, mask_key = messages.split(body, KEY_BYTES)
         for key in (channel_key, mask_key):
             primitives.agree(primitives.new_secret(), key)  # one that nobody can agree with would stop everybody
-        taken = {key for pair in self._keys.values() for key in pair}
-        if channel_key == mask_key or {channel_key, mask_key} & taken:
+        if channel_key == mask_key or {channel_key, mask_key} & self._keys_in_use:
             raise ContentError(f"client {client} sent a public key that is in use already: drop this message")
         self._keys[client] = (channel_key, mask_key)
+        self._keys_in_use |= {channel_key, mask_key}
 
     def _shared(self, client: int, message: bytes) -> None:
         body = messages.read(message, Kind.SHARES, self.terms, client)
-        peers = [member for member in sorted(self._keys) if member != client]
+        peers = self._peers(client, self._keys)
         messages.check_length(body, KEY_BYTES + len(peers) * SEALED_BYTES)
         self._seed_digests[client] = bytes(body[:KEY_BYTES])
         self._sealed[client] = dict(zip(peers, messages.split(body[KEY_BYTES:], SEALED_BYTES), strict=True))
@@ -129,25 +131,56 @@ class SecureServer:
 
     def _unmasked(self, client: int, message: bytes) -> None:
         body = messages.read(message, Kind.UNMASKED, self.terms, client)
-        messages.check_length(body, len(self._sealed) * SHARE_BYTES)
-        self._told[client] = messages.read_shares(body)
+        of_whom = self._of(client, self._sealed)
+        messages.check_length(body, len(of_whom) * SHARE_BYTES)
+        self._told[client] = dict(zip(of_whom, messages.read_shares(body), strict=True))
 
     # -------------------------------------------------------------------------------------------------- checks
 
-    def _expected(self) -> set[int]:
+    @property
+    def _answers(self) -> Collection[int]:
+        """Who has answered in this phase, in no order, and found in no time."""
+        return (self._keys, self._sealed, self._stayed, self._told, self._told)[self.phase]
+
+    def _expected(self) -> Collection[int]:
         """Who may answer in this phase: all who answered in the one before."""
         if self.phase == Phase.DONE:
             raise InputError("the round is over; start a new one")
-        everybody = set(range(self.terms.clients))
-        return (everybody, set(self._keys), set(self._sealed), self._stayed)[self.phase]
+        return (range(self.terms.clients), self._keys, self._sealed, self._stayed)[self.phase]
+
+    def _of(self, client: int, members: Collection[int]) -> list[int]:
+        """Which of these hold shares of a client's secrets, in order; it holds shares of theirs."""
+        if not self.terms.neighbours:
+            return sorted(members)
+        if client not in self._holders:
+            self._holders[client] = self.terms.holders(client)
+        return [holder for holder in self._holders[client] if holder in members]
+
+    def _keys_for(self, client: int) -> list[bytes]:
+        return [key for holder in self._of(client, self._keys) for key in self._keys[holder]]
+
+    def _sealed_for(self, client: int) -> list[bytes]:
+        return [self._sealed[peer][client] for peer in self._peers(client, self._sealed)]
+
+    def _peers(self, client: int, members: Collection[int]) -> list[int]:
+        return [member for member in self._of(client, members) if member != client]
 
     def _check_enough(self) -> None:
-        if len(self.answered) < self.terms.threshold:
+        answered, needed = self._answers, self.terms.share_threshold
+        if len(answered) < self.terms.threshold:
             raise SecureSumError(
-                f"{len(self.answered)} of {self.terms.clients} clients answered {self.phase.name}, "
+                f"{len(answered)} of {self.terms.clients} clients answered {self.phase.name}, "
                 f"{self.terms.threshold} are needed: no vector was revealed, nor any sum; start a new round, or "
                 "agree on a lower threshold (above half)"
             )
+        secrets_of = answered if self.phase < Phase.MASK else self._sealed  # whose masks may have to be lifted
+        for member in sorted(secrets_of) if self.terms.neighbours else ():
+            if (there := len(self._of(member, answered))) < needed:
+                raise SecureSumError(
+                    f"{there} of the {self.terms.neighbours + 1} who hold shares of client {member}'s secrets answered "
+                    f"{self.phase.name}, {needed} are needed: no vector was revealed, nor any sum; start a new round, "
+                    "or agree on more neighbours"
+                )
 
     def _check_secret(self, member: int, value: int, known: bool) -> None:
         if value >> (8 * KEY_BYTES) or not known:

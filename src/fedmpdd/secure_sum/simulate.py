@@ -31,17 +31,19 @@ def secure_sum(
     threshold: int = 0,
     ring_bits: int = 32,
     drop_after: Mapping[int, Phase | None] | None = None,
+    neighbours: int = 0,
 ) -> SecureSum:
     """Add up vectors [clients, length] by the protocol, all of its messages as bytes, and count these.
 
     threshold: how many must stay to the end; 0 is the usual ⌊2n/3⌋ + 1.
     drop_after: the last phase that a client answers, None if it answers none; others answer all. SecureSumError is
         raised where too few are left.
+    neighbours: with how many others a client shares its secrets, 0 for everybody; see Terms.
     """
     if not isinstance(vectors, np.ndarray) or vectors.ndim != 2:
         raise InputError("the vectors to add are no array [clients, length]; expected uint64, one row per client")
     clients, length = vectors.shape
-    terms = Terms(os.urandom(RUN_BYTES), 0, clients, length, threshold, ring_bits)
+    terms = Terms(os.urandom(RUN_BYTES), 0, clients, length, threshold, ring_bits, neighbours)
     server = SecureServer(terms)
     last = {**dict.fromkeys(range(clients), Phase.DONE), **(drop_after or {})}
     if unknown := set(last) - set(range(clients)):

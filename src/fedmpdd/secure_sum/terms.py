@@ -4,15 +4,19 @@ import struct
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fedmpdd.errors import ContentError, InputError
 from fedmpdd.secure_sum import primitives
+from fedmpdd.secure_sum.neighbours import share_threshold
 from fedmpdd.secure_sum.ring import Ring
 
 MOST_CLIENTS = 2**15
 MOST_ELEMENTS = 2**31 - 1
 RUN_BYTES = 16
 
-_TERMS = struct.Struct("<16sQHHB3xI")  # run, round, clients, threshold, ring bits, zeros, length
+_TERMS = struct.Struct("<16sQHHBxHI")  # run, round, clients, threshold, ring bits, a zero, neighbours, length
 TERMS_BYTES = _TERMS.size
 
 
@@ -28,6 +32,8 @@ class Terms:
     run: 16 bytes that name the training, round: which of its sums this is. A client takes part in a round once.
     threshold: how many must stay to the end, more than half (0: `default_threshold`). As many are needed to lift a
         mask, so that the server cannot lift both masks of a client by telling one half this and the other half that.
+    neighbours: with how many others each client shares its secrets, an even number; more than half of them, itself
+        counted, lift a mask. See `enough_neighbours`. 0: with everybody.
     """
 
     run: bytes
@@ -36,6 +42,7 @@ class Terms:
     length: int
     threshold: int = 0
     ring_bits: int = 32
+    neighbours: int = 0
 
     def __post_init__(self) -> None:
         if not isinstance(self.run, bytes) or len(self.run) != RUN_BYTES:
@@ -57,11 +64,45 @@ class Terms:
                 f"threshold = {value!r} of {self.clients} clients: expected more than half of them, "
                 f"{self.clients // 2 + 1} to {self.clients}; {default_threshold(self.clients)} is usual"
             )
+        value = self.neighbours
+        if not isinstance(value, int) or isinstance(value, bool) or value % 2 or not 0 <= value < self.clients - 1:
+            raise InputError(
+                f"neighbours = {value!r} of {self.clients} clients: expected an even number below {self.clients - 1}, "
+                "or 0 for everybody; see enough_neighbours"
+            )
 
     @cached_property
     def ring(self) -> Ring:
         """Where the sum is taken."""
         return Ring(self.ring_bits)
+
+    @property
+    def share_threshold(self) -> int:
+        """How many shares of a secret give it back."""
+        return share_threshold(self.neighbours) if self.neighbours else self.threshold
+
+    @property
+    def most_holders(self) -> int:
+        """How many hold shares of a client's secrets, if all are there: itself, and those it talks to."""
+        return self.neighbours + 1 if self.neighbours else self.clients
+
+    def holders(self, client: int) -> list[int]:
+        """Return who those are, in order."""
+        if not self.neighbours:
+            return list(range(self.clients))
+        order, places = self._circle
+        around = np.arange(-(self.neighbours // 2), self.neighbours // 2 + 1)
+        return sorted(order[(places[client] + around) % self.clients].tolist())
+
+    @cached_property
+    def _circle(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Who stands at each place, and where each client stands: in the order of random words, one a client."""
+        key = primitives.derive(self.digest, b"circle")
+        words = np.frombuffer(primitives.keystream(key, 8 * self.clients), "<u8")
+        order = np.argsort(words, kind="stable")
+        places = np.empty_like(order)
+        places[order] = np.arange(self.clients)
+        return order, places
 
     @cached_property
     def digest(self) -> bytes:
@@ -70,14 +111,16 @@ class Terms:
 
     def to_bytes(self) -> bytes:
         """Return the terms as they stand in the message that opens a round."""
-        return _TERMS.pack(self.run, self.round, self.clients, self.threshold, self.ring_bits, self.length)
+        return _TERMS.pack(
+            self.run, self.round, self.clients, self.threshold, self.ring_bits, self.neighbours, self.length
+        )
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Terms":
         """Read terms of the right length, or raise ContentError."""
-        run, round_number, clients, threshold, ring_bits, length = _TERMS.unpack(data)
+        run, round_number, clients, threshold, ring_bits, neighbours, length = _TERMS.unpack(data)
         try:
-            terms = cls(run, round_number, clients, length, threshold, ring_bits)
+            terms = cls(run, round_number, clients, length, threshold, ring_bits, neighbours)
         except InputError as error:
             raise ContentError(f"no secure sum has the terms that came: {error}") from None
         if terms.to_bytes() != bytes(data):
