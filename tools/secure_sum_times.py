@@ -18,7 +18,7 @@ from fedmpdd.secure_sum import Phase, SecureClient, SecureServer, Terms, bytes_d
 
 # Clients, length of the vector, neighbours: everybody, or as many as a tenth gone and a tenth in league need.
 SIZES = [(clients, length, 0) for clients in (10, 50, 100) for length in (400, 13_426)]
-SIZES += [(clients, 400, enough_neighbours(clients, 0.1, 0.1)) for clients in (100, 1_000, 3_000)]
+SIZES += [(clients, 400, enough_neighbours(clients, clients // 10, clients // 10)) for clients in (100, 1_000, 3_000)]
 PHASES = (Phase.ADVERTISE, Phase.SHARE, Phase.MASK, Phase.UNMASK)
 ROUNDS = 3  # one where there are a thousand clients
 

@@ -14,7 +14,7 @@
     │   └── OrderError                     a client cannot do what the server asks
     ├── MissingDependencyError             a package that this command needs is not installed
     ├── ReplyError                         a client's reply does not count
-    ├── SecureSumError                     a secure sum cannot be finished; nothing was revealed
+    ├── SecureSumError                     a secure sum cannot be finished, and was not seen
     └── WireError (also a ValueError)      bytes from outside are not an update we can believe
         ├── TruncatedFrameError            shorter than the smallest frame
         ├── MagicError                     not a fedmpdd frame at all
@@ -87,7 +87,7 @@ class ReplyError(FedmpddError):
 
 
 class SecureSumError(FedmpddError):
-    """A secure sum cannot be finished; nothing was revealed."""
+    """A secure sum cannot be finished, and was not seen."""
 
 
 class WireError(FedmpddError, ValueError):

@@ -120,7 +120,26 @@ def test_a_secure_sum_counts_the_noise_of_those_who_must_stay() -> None:
 def test_noise_that_the_server_may_know_hides_nobody() -> None:
     rows = secure(colluding=0.17)
     assert rows["aggregate"].epsilon == epsilon(0.4 * 8 / 2, rows["aggregate"].releases, 1e-5).epsilon  # 64 of 100
-    assert any("without the 17" in text for text in rows["aggregate"].assumptions)
+    assert any("that of 17 of them, and 64 are left" in text for text in rows["aggregate"].assumptions)
+    assert rows["central"].epsilon == secure()["central"].epsilon  # who trusts the server does not mind its friends
+
+
+def test_what_neighbours_may_fail_by_is_in_delta() -> None:
+    few = secure(neighbours=80)["aggregate"]
+    expected = epsilon(0.4 * 9 / 2, few.releases, 1e-5 - 40 * 2.0**-40).epsilon
+    assert (few.epsilon, few.delta) == (expected, 1e-5)
+    assert any("does not depend on the order" in text for text in few.assumptions)
+    config = parse_config(
+        {
+            "clients": 1_000,
+            "clients_per_round": 100,
+            "rounds": 40,
+            "codec": {"name": "mpdd", "m": 16, "family": "hadamard", "keys": "shared"},
+            "secure": {"clip": 1.0, "noise_multiplier": 0.4, "neighbours": 80},
+        }
+    )
+    with pytest.raises(PrivacyError, match="may hide less"):
+        guarantees(config, 1e-12)
 
 
 def test_noise_of_a_few_steps_is_not_counted_as_one() -> None:

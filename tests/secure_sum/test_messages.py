@@ -1,5 +1,6 @@
 """Messages of secure sums: nothing is believed that is garbled, late, repeated, or of somebody else."""
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -210,7 +211,8 @@ def test_the_circle_and_how_many_neighbours_are_enough_are_those_of_the_document
     rows = re.findall(r"^\| ([\d,]+)((?: \| \d+){6}) \|$", DOCUMENT, flags=re.MULTILINE)
     assert len(rows) == 6
     for clients, counts in rows:
-        found = [enough_neighbours(int(clients.replace(",", "")), *pair) for pair in shares]
+        n = int(clients.replace(",", ""))
+        found = [enough_neighbours(n, math.floor(gone * n), math.floor(friends * n)) for gone, friends in shares]
         assert found == [int(count) for count in counts.split("|")[1:]]
 
 

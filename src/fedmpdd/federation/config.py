@@ -143,7 +143,7 @@ class SecureConfig(BaseModel):
             return
         from fedmpdd.secure_sum import enough_neighbours  # needs a package that others do not
 
-        enough = enough_neighbours(clients, self.dropouts, self.colluding)
+        enough = enough_neighbours(clients, clients - self.threshold(clients), self.friends(clients))
         if enough == 0 or not enough <= self.neighbours < clients - 1:
             advice = f"{enough} or more, below {clients - 1}" if enough else "0, everybody"
             raise ValueError(
@@ -151,9 +151,13 @@ class SecureConfig(BaseModel):
                 f"{self.colluding} collude, need {advice}"
             )
 
+    def friends(self, clients: int) -> int:
+        """Return how many of a round's clients may be in league with the server."""
+        return math.floor(self.colluding * clients + 1e-9)
+
     def hiding(self, clients: int) -> int:
         """Return how many clients' noise the server cannot know in a sum that it sees."""
-        return self.threshold(clients) - math.floor(self.colluding * clients + 1e-9)
+        return self.threshold(clients) - self.friends(clients)
 
     def threshold(self, clients: int) -> int:
         """Return how many of a round's clients must stay: more than half."""

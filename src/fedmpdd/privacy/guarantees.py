@@ -11,6 +11,7 @@ from fedmpdd.federation import RunConfig
 from fedmpdd.federation.config import SecureConfig
 from fedmpdd.federation.sampling import most_participations
 from fedmpdd.privacy.accounting import FixedSize, Spent, epsilon, noise_multiplier_for
+from fedmpdd.secure_sum.neighbours import SECRECY
 
 NEIGHBOURS = "all gradients of one client replaced by any others"
 PROTECTS = "everything one client holds, and so any one example that no other client holds"
@@ -74,6 +75,15 @@ class _Model:
     against: str
     routes: tuple[_Route, ...]
     assumptions: tuple[str, ...]
+    failure: float = 0.0  # how likely it does not hold at all, which δ has to cover
+
+    def delta_left(self, delta: float) -> float:
+        if delta <= self.failure:
+            raise PrivacyError(
+                f"δ = {delta:g}: secure sums with neighbours may hide less with probability {self.failure:.2g}; take a "
+                "larger δ, or neighbours = 0"
+            )
+        return delta - self.failure
 
 
 def guarantees(config: RunConfig, delta: float) -> list[Guarantee]:
@@ -86,7 +96,8 @@ def noise_for(config: RunConfig, wanted: float, delta: float) -> dict[str, float
     """Return, by model of trust, the codec.noise_multiplier that gives a config the ε that is wanted."""
     _clipped_noise(config)
     return {
-        model.name: min(route.noise_for(wanted, delta) for route in model.routes) for model in _models(config, delta)
+        model.name: min(route.noise_for(wanted, model.delta_left(delta)) for route in model.routes)
+        for model in _models(config, delta)
     }
 
 
@@ -104,7 +115,8 @@ def _clipped_noise(config: RunConfig) -> float:
 
 def _best(model: _Model, noise: float, delta: float) -> Guarantee:
     spent, route = min(
-        ((route.spent(noise, delta), route) for route in model.routes), key=lambda found: found[0].epsilon
+        ((route.spent(noise, model.delta_left(delta)), route) for route in model.routes),
+        key=lambda found: found[0].epsilon,
     )
     sample = route.sampling
     return Guarantee(
@@ -133,24 +145,27 @@ def _models(config: RunConfig, delta: float) -> list[_Model]:
     if delta >= 1 / config.clients:
         always.append(f"δ = {delta:g} is not below 1/{config.clients}, one over the clients: lower it")
     aggregate = _Route(added, taken)
-    central: tuple[_Route, ...] = (aggregate,)
+    # Who trusts the server has no reason to mind its friends.
+    trusted, why_trusted = (added, why) if config.secure is None else _who_must_stay(config.secure, config.per_round)
+    central: tuple[_Route, ...] = (_Route(trusted, taken),)
     # Where clients have directions of their own, the mean itself shows who took part.
     together = config.codec.keys == "shared" or config.secure is not None
     if together and config.per_round < config.clients:
-        central = (aggregate, _Route(added, config.rounds, FixedSize(config.per_round, config.clients)))
+        central = (*central, _Route(trusted, config.rounds, FixedSize(config.per_round, config.clients)))
     return [
         _Model("local", "the server, and whoever reads updates", (_Route(1, taken),), tuple(always)),
         _Model(
             "aggregate",
             "a server that sees the sum of a round and who took part, as with secure sums",
             (aggregate,),
-            (*always, why, "every client of the round adds its noise"),
+            (*always, why, *_of_neighbours(config), "every client that is counted adds its noise"),
+            failure=config.rounds * SECRECY if config.secure is not None and config.secure.neighbours else 0.0,
         ),
         _Model(
             "central",
             "whoever sees the models, while a trusted server sees updates and keeps them to itself",
             central,
-            (*always, why, "losses and accuracies are not shown: they have no noise"),
+            (*always, why_trusted, "losses and accuracies are not shown: they have no noise"),
         ),
     ]
 
@@ -164,11 +179,24 @@ def _in_a_secure_sum(secure: SecureConfig, clients: int) -> tuple[int, str]:
                 f"secure.ring_bits = {secure.ring_bits}: noise of {secure.noise_in_steps(clients):.2g} steps is too "
                 "narrow for sums of it to be counted as one; take more bits, or more noise"
             )
-    hiding = secure.hiding(clients)
-    reason = f"the noise of {hiding} of {clients} clients adds up, those that must stay for a sum to be seen"
-    if secure.colluding:
-        reason += f" without the {secure.threshold(clients) - hiding} that may be in league with the server"
+    hiding, (_, reason) = secure.hiding(clients), _who_must_stay(secure, clients)
+    if friends := secure.friends(clients):
+        reason += f"; the server may know that of {friends} of them, and {hiding} are left"
     return hiding, reason
+
+
+def _who_must_stay(secure: SecureConfig, clients: int) -> tuple[int, str]:
+    stay = secure.threshold(clients)
+    return stay, f"the noise of {stay} of {clients} clients adds up, those that must stay for a sum to be seen"
+
+
+def _of_neighbours(config: RunConfig) -> tuple[str, ...]:
+    if config.secure is None or not config.secure.neighbours:
+        return ()
+    return (
+        "who drops out, and who is in league with the server, does not depend on the order of clients in a round",
+        f"that neighbours hide less than everybody, once in 2^40 rounds, is in δ: {config.rounds} rounds",
+    )
 
 
 def _noise_that_adds_up(config: RunConfig) -> tuple[int, str]:

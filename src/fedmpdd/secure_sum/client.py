@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from fedmpdd.errors import ContentError, InputError, SecureSumError
 from fedmpdd.secure_sum import messages, primitives, shamir
 from fedmpdd.secure_sum.messages import EVERYBODY, SEALED_BYTES, Kind, Phase
+from fedmpdd.secure_sum.neighbours import enough_neighbours
 from fedmpdd.secure_sum.primitives import KEY_BYTES
 from fedmpdd.secure_sum.ring import Words
 from fedmpdd.secure_sum.terms import Terms
@@ -43,9 +44,11 @@ class SecureClient:
 
     last_round: the last round of this training that the client took part in; an earlier one, or that one again, is
         refused. Two sums over different clients differ by somebody's vector, so that a vector must not be summed twice.
+    friends: how many clients may be in league with the server; terms with too few neighbours to be safe from them, and
+        from as many drop-outs as the terms allow, are refused. None: the server's word is taken for it.
     """
 
-    def __init__(self, terms: Terms, client: int, *, last_round: int = -1) -> None:
+    def __init__(self, terms: Terms, client: int, *, last_round: int = -1, friends: int | None = None) -> None:
         if not isinstance(client, int) or isinstance(client, bool) or not 0 <= client < terms.clients:
             raise InputError(f"client = {client!r}: expected a number from 0 to {terms.clients - 1}")
         if terms.round <= last_round:
@@ -53,6 +56,13 @@ class SecureClient:
                 f"round {terms.round} was asked for, but this client has answered round {last_round} already: a vector "
                 "is summed once; start a later round"
             )
+        if friends is not None and terms.neighbours:
+            enough = enough_neighbours(terms.clients, terms.clients - terms.threshold, friends, failure=1.0)
+            if not 0 < enough <= terms.neighbours:
+                raise SecureSumError(
+                    f"the terms say {terms.neighbours} neighbours, and with {friends} of {terms.clients} clients in "
+                    f"league with the server it takes {enough or 'everybody'}: nothing is told"
+                )
         self.terms = terms
         self.client = client
         self.phase = Phase.ADVERTISE
@@ -214,7 +224,7 @@ class SecureClient:
             )
         if len(holders) < self.terms.share_threshold:
             raise SecureSumError(
-                f"{len(holders)} neighbours {did}, this client counted, and {self.terms.share_threshold} are needed: "
+                f"{len(holders)} who hold this client's shares {did}, and {self.terms.share_threshold} are needed: "
                 "nothing more is told; start a new round when more clients are there"
             )
 
@@ -234,7 +244,7 @@ class SecureClient:
             return self._view
         both = sorted((self.client, peer))
         keys = [one[member] for member in both for one in (self._channel_keys, self._mask_keys)]
-        return primitives.digest(b"keys of two", self._view, *keys)
+        return primitives.digest(b"both ends", self._view, *keys)
 
     def _write(self, kind: Kind, *parts: bytes) -> bytes:
         return messages.write(kind, self.terms, self.client, *parts)

@@ -71,7 +71,8 @@ class SecureServer:
             return dict.fromkeys(members, request)
         who = messages.write_set(members, terms.clients)
         if phase == Phase.ADVERTISE and not terms.neighbours:
-            return dict.fromkeys(members, messages.write(Kind.KEYS, terms, EVERYBODY, who, *self._keys_for(members[0])))
+            to_all = messages.write(Kind.KEYS, terms, EVERYBODY, who, *self._keys_for(members[0]))
+            return dict.fromkeys(members, to_all)
         if phase == Phase.ADVERTISE:
             return {
                 member: messages.write(Kind.KEYS, terms, member, who, *self._keys_for(member)) for member in members
@@ -88,7 +89,7 @@ class SecureServer:
         total = self._total
         for member in sorted(self._sealed):
             # Any of those who told will do, as many as the threshold.
-            tellers = tuple(self._of(member, self._told)[: terms.share_threshold])
+            tellers = tuple(self._holders_in(member, self._told)[: terms.share_threshold])
             if tellers not in weights:
                 weights[tellers] = shamir.weights_at_zero([teller + 1 for teller in tellers])
             value = shamir.combine([self._told[teller][member] for teller in tellers], weights[tellers])
@@ -99,7 +100,7 @@ class SecureServer:
             else:
                 self._check_secret(member, value, primitives.public_of(secret) == self._keys[member][1])
                 # What those who stayed added for the one who vanished: the other end of each mask, which cancels it.
-                for other in self._of(member, self._stayed):
+                for other in self._holders_in(member, self._stayed):
                     total = total + pair_mask(terms, member, other, secret, self._keys[other][1])
         self.phase = Phase.DONE
         return terms.ring.reduced(total).astype(np.uint64)
@@ -131,9 +132,28 @@ class SecureServer:
 
     def _unmasked(self, client: int, message: bytes) -> None:
         body = messages.read(message, Kind.UNMASKED, self.terms, client)
-        of_whom = self._of(client, self._sealed)
+        of_whom = self._holders_in(client, self._sealed)
         messages.check_length(body, len(of_whom) * SHARE_BYTES)
         self._told[client] = dict(zip(of_whom, messages.read_shares(body), strict=True))
+
+    # ----------------------------------------------------------------------------------------- who talks to whom
+
+    def _holders_in(self, client: int, members: Collection[int]) -> list[int]:
+        """Who of these holds shares of a client's secrets, in order; it holds shares of theirs."""
+        if not self.terms.neighbours:
+            return sorted(members)
+        if client not in self._holders:
+            self._holders[client] = self.terms.holders(client)
+        return [holder for holder in self._holders[client] if holder in members]
+
+    def _keys_for(self, client: int) -> list[bytes]:
+        return [key for holder in self._holders_in(client, self._keys) for key in self._keys[holder]]
+
+    def _sealed_for(self, client: int) -> list[bytes]:
+        return [self._sealed[peer][client] for peer in self._peers(client, self._sealed)]
+
+    def _peers(self, client: int, members: Collection[int]) -> list[int]:
+        return [member for member in self._holders_in(client, members) if member != client]
 
     # -------------------------------------------------------------------------------------------------- checks
 
@@ -148,26 +168,11 @@ class SecureServer:
             raise InputError("the round is over; start a new one")
         return (range(self.terms.clients), self._keys, self._sealed, self._stayed)[self.phase]
 
-    def _of(self, client: int, members: Collection[int]) -> list[int]:
-        """Which of these hold shares of a client's secrets, in order; it holds shares of theirs."""
-        if not self.terms.neighbours:
-            return sorted(members)
-        if client not in self._holders:
-            self._holders[client] = self.terms.holders(client)
-        return [holder for holder in self._holders[client] if holder in members]
-
-    def _keys_for(self, client: int) -> list[bytes]:
-        return [key for holder in self._of(client, self._keys) for key in self._keys[holder]]
-
-    def _sealed_for(self, client: int) -> list[bytes]:
-        return [self._sealed[peer][client] for peer in self._peers(client, self._sealed)]
-
-    def _peers(self, client: int, members: Collection[int]) -> list[int]:
-        return [member for member in self._of(client, members) if member != client]
-
     def _check_enough(self) -> None:
         answered, needed = self._answers, self.terms.share_threshold
-        if len(answered) < self.terms.threshold:
+        # With neighbours the last phase needs no crowd: whom the sum is of is settled, and each secret has its holders.
+        crowd = self.terms.threshold if self.phase < Phase.UNMASK or not self.terms.neighbours else 0
+        if len(answered) < crowd:
             raise SecureSumError(
                 f"{len(answered)} of {self.terms.clients} clients answered {self.phase.name}, "
                 f"{self.terms.threshold} are needed: no vector was revealed, nor any sum; start a new round, or "
@@ -175,7 +180,7 @@ class SecureServer:
             )
         secrets_of = answered if self.phase < Phase.MASK else self._sealed  # whose masks may have to be lifted
         for member in sorted(secrets_of) if self.terms.neighbours else ():
-            if (there := len(self._of(member, answered))) < needed:
+            if (there := len(self._holders_in(member, answered))) < needed:
                 raise SecureSumError(
                     f"{there} of the {self.terms.neighbours + 1} who hold shares of client {member}'s secrets answered "
                     f"{self.phase.name}, {needed} are needed: no vector was revealed, nor any sum; start a new round, "

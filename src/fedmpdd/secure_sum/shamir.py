@@ -3,8 +3,8 @@
 A secret is the value at 0 of a polynomial of degree t − 1 with random coefficients; the share of x is its value there.
 """
 
+import functools
 import itertools
-import math
 import secrets
 from collections.abc import Callable, Sequence
 
@@ -32,11 +32,15 @@ def share(
 
 def weights_at_zero(points: Sequence[int], prime: int = PRIME) -> list[int]:
     """Return Lagrange's weights: the secret is the sum of weight times share, the same weights for every secret."""
-    # The weight of x is the product of all others by that of their distances from it, which is that of all points by
-    # x times the distances; and one inverse is enough for all of them, since each is it times what the others are.
-    below = [x * math.prod(other - x for other in points if other != x) % prime for x in points]
-    before = list(itertools.accumulate(below, lambda product, factor: product * factor % prime, initial=1))
-    rest = math.prod(points) * pow(before.pop(), -1, prime)  # by the product of all from the first to the one at hand
+
+    def times(product: int, factor: int) -> int:
+        return product * factor % prime
+
+    # The weight of x is the product of the others by that of their distances from it: that of all points, by x times
+    # the distances. Inverses are slow, and one will do: that of all of these together, less one of them at a time.
+    below = [functools.reduce(times, (other - x for other in points if other != x), x) for x in points]
+    before = list(itertools.accumulate(below, times, initial=1))
+    rest = functools.reduce(times, points, pow(before.pop(), -1, prime))
     weights = []
     for factor, earlier in zip(reversed(below), reversed(before), strict=True):
         weights.append(rest * earlier % prime)

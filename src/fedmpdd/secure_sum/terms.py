@@ -29,11 +29,12 @@ def default_threshold(clients: int) -> int:
 class Terms:
     """One secure sum: of `length` integers modulo 2^ring_bits from `clients` clients, numbered from 0.
 
-    run: 16 bytes that name the training, round: which of its sums this is. A client takes part in a round once.
+    run: 16 random bytes that name the training, round: which of its sums this is. A client takes part in a round once.
+        With neighbours they also make the order of the circle, so that nobody may choose them.
     threshold: how many must stay to the end, more than half (0: `default_threshold`). As many are needed to lift a
         mask, so that the server cannot lift both masks of a client by telling one half this and the other half that.
     neighbours: with how many others each client shares its secrets, an even number; more than half of them, itself
-        counted, lift a mask. See `enough_neighbours`. 0: with everybody.
+        counted, lift a mask. `enough_neighbours` for n − threshold drop-outs says how many. 0: with everybody.
     """
 
     run: bytes
