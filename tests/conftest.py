@@ -1,3 +1,5 @@
+import signal
+
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -7,6 +9,8 @@ from fedmpdd.directions import available_isas
 
 settings.register_profile("fedmpdd", deadline=None, derandomize=True, max_examples=200)
 settings.load_profile("fedmpdd")
+# A shell that starts the tests in the background has them ignore Ctrl-C, which some of them send to themselves.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(params=["avx512", "avx2", "neon", "plain"])

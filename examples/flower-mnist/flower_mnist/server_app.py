@@ -48,17 +48,20 @@ def main(grid: Grid, context: Context) -> None:
 
 def make_strategy(name: str, config: Mapping[str, bool | float | int | str]) -> FedAvg:
     """Return a strategy; models after one step of SGD average to one step along the mean gradient: FedSGD."""
-    fraction, checkpoint = float(config["fraction-train"]), str(config["checkpoint"])
+    fraction, checkpoint, downlink = float(config["fraction-train"]), str(config["checkpoint"]), str(config["downlink"])
     if name == "fedmpdd":
         return FedMPDD(
             fraction_train=fraction,
             fraction_evaluate=0.0,
             codec=str(config["codec"]),
             lr=float(config["server-lr"]) or None,
+            downlink=downlink,
             checkpoint=checkpoint or None,
         )
     if name not in ("fedavg", "fedsgd"):
         raise ValueError(f'strategy = {name!r}: expected "fedmpdd", "fedavg" or "fedsgd"')
+    if downlink != "model":
+        raise ValueError(f'downlink = {downlink!r}: strategy {name!r} sends the model; use "fedmpdd"')
     if checkpoint:
         raise ValueError(f'checkpoint = {checkpoint!r}: strategy {name!r} writes none; use "fedmpdd"')
     return FedAvg(fraction_train=fraction, fraction_evaluate=0.0)

@@ -424,7 +424,7 @@ def meter(
         counted.write(log)
     summary = counted.summary()
     if as_json:
-        print_json({"clients": summary, "replies": counted.replies()})
+        print_json({"clients": summary, "replies": counted.replies(), "messages": counted.messages()})
         return
     columns = ("replies", "up", "up_replies", "up_per_reply", "up_replies_headers", "up_polls", "down")
     shown = table("bytes on the socket", {"port": "right"} | {name.replace("_", " "): "right" for name in columns})
