@@ -11,12 +11,14 @@ ROOMS  := $(wildcard src/fedmpdd/*/__init__.py)
 demo: $(VENV)/.installed
 	$(BIN)/fedmpdd demo
 
-# Tests over real processes mostly wait: they run beside the others, and speak afterwards.
+# Tests over real processes mostly wait: they run beside the others, in two groups, and speak afterwards.
+FAULTS := tests/flower/test_faults.py
 test: lint
 	@mkdir -p build; \
-	$(BIN)/python -m pytest -m slow --durations=15 >build/slow.log 2>&1 & slow=$$!; \
+	$(BIN)/python -m pytest -m slow $(FAULTS) --durations=15 >build/faults.log 2>&1 & faults=$$!; \
+	$(BIN)/python -m pytest -m slow --ignore $(FAULTS) --durations=15 >build/slow.log 2>&1 & slow=$$!; \
 	$(BIN)/python -m pytest -m "not slow" --durations=15; status=$$?; \
-	wait $$slow || status=$$?; cat build/slow.log; exit $$status
+	wait $$faults || status=$$?; wait $$slow || status=$$?; cat build/faults.log build/slow.log; exit $$status
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -195,7 +195,7 @@ def _of_neighbours(config: RunConfig) -> tuple[str, ...]:
         return ()
     return (
         "who drops out, and who is in league with the server, does not depend on the order of clients in a round",
-        f"that neighbours hide less than everybody, once in 2^40 rounds, is in δ: {config.rounds} rounds",
+        f"that secrets shared with a few hide less, once in 2^40 rounds, is in δ, for {config.rounds} rounds",
     )
 
 
