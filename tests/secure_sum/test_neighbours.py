@@ -282,20 +282,6 @@ def test_a_client_may_refuse_to_have_few_neighbours() -> None:
         SecureClient(terms_of(100, neighbours=98, threshold=51), 0, friends=60)
 
 
-def test_a_client_that_keeps_its_state_on_disk_goes_on_where_it_was() -> None:
-    terms = terms_of(6, neighbours=2)
-    vectors = some_vectors(6, 5, 32)
-    this = Round(terms, vectors, until=Phase.ADVERTISE)
-    for phase in (Phase.ADVERTISE, Phase.SHARE, Phase.MASK, Phase.UNMASK):
-        this.clients = [SecureClient.from_state(client.state()) for client in this.clients]
-        this.answers(phase)
-        for i, message in this.sent[phase].items():
-            this.server.receive(i, message)
-        if phase < Phase.UNMASK:
-            this.opening[Phase(phase + 1)] = this.server.advance()
-    assert this.server.finish().tolist() == sum_of(vectors, tuple(range(6)), 32)
-
-
 # ------------------------------------------------------------------------------------------ what the server sees
 
 

@@ -144,9 +144,11 @@ def test_phases_are_answered_in_order_and_rounds_once() -> None:
             SecureClient(terms_of(3), 0, last_round=last)
 
 
-def test_a_client_that_keeps_its_state_on_disk_goes_on_where_it_was() -> None:
-    terms = terms_of(3)
-    vectors = some_vectors(3, 5, 32)
+@pytest.mark.parametrize(("clients", "neighbours"), [(3, 0), (6, 2)], ids=["all", "neighbours"])
+def test_a_client_that_keeps_its_state_on_disk_goes_on_where_it_was(clients: int, neighbours: int) -> None:
+    terms = terms_of(clients, neighbours=neighbours)
+    everybody = tuple(range(clients))
+    vectors = some_vectors(clients, 5, 32)
     this = Round(terms, vectors, until=Phase.ADVERTISE)
     for phase in (Phase.ADVERTISE, Phase.SHARE, Phase.MASK, Phase.UNMASK):
         this.clients = [SecureClient.from_state(client.state()) for client in this.clients]
@@ -155,9 +157,9 @@ def test_a_client_that_keeps_its_state_on_disk_goes_on_where_it_was() -> None:
             this.server.receive(i, message)
         if phase < Phase.UNMASK:
             this.opening[Phase(phase + 1)] = this.server.advance()
-    assert this.server.finish().tolist() == sum_of(vectors, (0, 1, 2), 32)
+    assert this.server.finish().tolist() == sum_of(vectors, everybody, 32)
     with pytest.raises(SecureSumError, match="answered once"):
-        SecureClient.from_state(this.clients[0].state()).unmask(survivors(terms, 0, 1, 2))
+        SecureClient.from_state(this.clients[0].state()).unmask(survivors(terms, *everybody))
     whole = json.loads(this.clients[0].state())
     for state in (b"", b"{}", b"[]", b"\xff", json.dumps({**whole, "phase": 9}).encode()):
         with pytest.raises(InputError, match="not the state"):
