@@ -42,6 +42,16 @@ def test_without_randomness_it_is_what_the_codec_decodes(codec: Codec) -> None:
         assert np.allclose(row, codec.decode_mean([update]), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("rank_of_gradient", [0, 1, 2])
+def test_sa_fedlora_keeps_a_gradient_of_lower_rank_whole(rank_of_gradient: int) -> None:
+    """One client's image makes a gradient of rank one, a dead layer one of rank zero: columns that do not differ."""
+    codec = SAFedLora(rank=3, warmup=0).for_shapes([(20, 20)])
+    g = (gaussian(20, 3)[:, :rank_of_gradient] @ gaussian(3, 20)[:rank_of_gradient]).reshape(1, 400)
+    found = decoded(codec, torch.from_numpy(g), KEYS[:1]).numpy()
+    assert np.allclose(found[0], g, rtol=1e-5, atol=1e-6)
+    assert np.allclose(found[0], codec.decode_mean(codec.encode(g, KEYS[:1])), rtol=1e-5, atol=1e-6)
+
+
 def test_qsgd_rounds_to_a_neighbouring_level_and_is_unbiased() -> None:
     codec, g = QSGD(bits=4), torch.from_numpy(gaussian(1, 50)).repeat(4_000, 1)
     found = decoded(codec, g, [Key(seed) for seed in range(4_000)])
