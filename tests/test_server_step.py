@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedmpdd.federation.config import ServerConfig
+from fedmpdd.federation.sections import ServerConfig
 from fedmpdd.federation.server import ServerStep
 from fedmpdd.server_step import Step, StepRule
 

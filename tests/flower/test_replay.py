@@ -18,7 +18,7 @@ from flwr.serverapp.strategy import Result
 
 from fedmpdd.errors import ConfigError, OrderError
 from fedmpdd.federation import federation_of, parse_config, sampling
-from fedmpdd.federation.config import ServerConfig
+from fedmpdd.federation.sections import ServerConfig
 from fedmpdd.flower import FedMPDD, fedmpdd_mod
 from fedmpdd.flower.layout import Layout
 from fedmpdd.flower.mod import LOST

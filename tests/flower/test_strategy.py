@@ -16,7 +16,7 @@ from flwr.clientapp import ClientApp
 
 from fedmpdd.errors import ConfigError, InputError, RunError
 from fedmpdd.federation import Federation, federation_of, parse_config, sampling
-from fedmpdd.federation.config import ServerConfig
+from fedmpdd.federation.sections import ServerConfig
 from fedmpdd.flower import FedMPDD, fedmpdd_mod
 from tests.federation.test_cuda import images
 from tests.flower.grid import Between, InProcessGrid

@@ -28,7 +28,7 @@ from fedmpdd.codecs import (
 )
 from fedmpdd.codecs.base import mean_factors
 from fedmpdd.directions import Key
-from fedmpdd.federation.config import CodecConfig
+from fedmpdd.federation.sections import CodecConfig
 from fedmpdd.wire import Session
 
 

@@ -28,8 +28,8 @@ from fedmpdd.codecs import (
 from fedmpdd.codecs.discrete_gaussian import NEGLIGIBLE, closeness, discrete_gaussian
 from fedmpdd.directions import Key
 from fedmpdd.errors import ConfigError
-from fedmpdd.federation.config import SecureConfig
 from fedmpdd.federation.exchange import Received, Sent
+from fedmpdd.federation.sections import SecureConfig
 from fedmpdd.secure_sum import FixedPoint, Terms, bytes_down, bytes_up
 from fedmpdd.wire import Session
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fedmpdd.federation.config import ServerConfig
+from fedmpdd.federation.sections import ServerConfig
 from fedmpdd.server_step import Step
 
 

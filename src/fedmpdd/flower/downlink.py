@@ -13,7 +13,7 @@ from fedmpdd.bundle import Bundle
 from fedmpdd.catch_up import PER_BUNDLE, PER_MESSAGE, CatchUp
 from fedmpdd.codecs.mpdd import BITS
 from fedmpdd.errors import ConfigError
-from fedmpdd.federation.config import CodecConfig
+from fedmpdd.federation.sections import CodecConfig
 from fedmpdd.flower.layout import FLAT, Float32, Layout, pack_flat
 from fedmpdd.flower.order import CATCH_UP, ORDER, Follow, Order
 from fedmpdd.flower.replay import FACTOR_BYTES, model_hash, pack_round, pack_vectors

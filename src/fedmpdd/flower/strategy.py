@@ -18,7 +18,8 @@ from fedmpdd.bundle import Bundle
 from fedmpdd.codecs import MPDD, mean_rounding, shared_mean
 from fedmpdd.directions import Key, check_key, derive_seed, partitioned_keys
 from fedmpdd.errors import ConfigError
-from fedmpdd.federation.config import CodecConfig, ServerConfig, parse_codec
+from fedmpdd.federation.config import parse_codec
+from fedmpdd.federation.sections import CodecConfig, ServerConfig
 from fedmpdd.flower.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from fedmpdd.flower.downlink import DownlinkKind, Models, check_downlink, make_downlink
 from fedmpdd.flower.layout import Float32, Layout

@@ -8,8 +8,8 @@ from fedmpdd.codecs import MPDD
 from fedmpdd.codecs.discrete_gaussian import NEGLIGIBLE, closeness
 from fedmpdd.errors import PrivacyError
 from fedmpdd.federation import RunConfig
-from fedmpdd.federation.config import SecureConfig
 from fedmpdd.federation.sampling import most_participations
+from fedmpdd.federation.sections import SecureConfig
 from fedmpdd.privacy.accounting import FixedSize, Spent, epsilon, noise_multiplier_for
 from fedmpdd.secure_sum.neighbours import SECRECY
 

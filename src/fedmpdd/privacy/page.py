@@ -5,16 +5,14 @@ import html
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedmpdd.display import PLOT_SETTINGS
 from fedmpdd.federation.runs import write_text
-
-if TYPE_CHECKING:
-    from fedmpdd.privacy.audit import Row, Section
+from fedmpdd.privacy.findings import Row, Section
 
 SHOWN = 8  # images per row
 PALETTE = ("#1f6feb", "#d9480f", "#2b8a3e", "#862e9c", "#495057")
@@ -34,7 +32,7 @@ td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
 """
 
 
-def write_page(path: Path, results: dict[str, Any], sections: "Sequence[Section]") -> None:
+def write_page(path: Path, results: dict[str, Any], sections: Sequence[Section]) -> None:
     """Write the page."""
     config, audit = results["config"]["config"], results["config"]["audit"]
     stage = f"the newest checkpoint of {audit['run']}" if audit["run"] else f"initialisation ({config['init']})"
@@ -84,7 +82,7 @@ def _verdicts(rows: "list[Row]", codecs: list[dict[str, Any]]) -> str:
     return f"<ul>{''.join(lines)}</ul>"
 
 
-def _gallery(section: "Section") -> str:
+def _gallery(section: Section) -> str:
     originals = section.scene.images
     flat = originals.reshape(-1, *originals.shape[2:])[:SHOWN]
     rows = [_gallery_row("the private images", flat, [None] * len(flat))]
@@ -119,7 +117,7 @@ def png_of(image: NDArray[np.float32]) -> bytes:
     return buffer.getvalue()
 
 
-def picture(section: "Section") -> bytes:
+def picture(section: Section) -> bytes:
     """All reconstructions as one PNG: the private images on top, then a line per row of the results."""
     lines = [section.scene.images] + [section.cells[row.codec, row.attack]["images"] for row in section.rows]
     flat = [line.reshape(-1, *line.shape[2:])[:SHOWN] for line in lines]
@@ -147,7 +145,7 @@ def _numbers(rows: "list[Row]", guesses: dict[str, float]) -> str:
     )
 
 
-def _plots(section: "Section", *, with_library: bool) -> str:
+def _plots(section: Section, *, with_library: bool) -> str:
     import plotly.graph_objects as go
 
     bars, curves = go.Figure(), go.Figure()

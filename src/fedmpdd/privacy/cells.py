@@ -1,0 +1,85 @@
+"""One attack on one codec of one model: made once, kept in a file."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmpdd.federation.devices import reproducible_arithmetic
+from fedmpdd.federation.runs import write_atomically
+from fedmpdd.privacy import metrics
+from fedmpdd.privacy.attacks import ATTACKS, Reconstruction, Setting
+from fedmpdd.privacy.config import Audit
+from fedmpdd.privacy.linkage import linkage
+from fedmpdd.privacy.scene import Float32, Scene, observations_of
+
+
+def make_cell(audit: Audit, scene: Scene, text: str, name: str, path: Path, report: Callable[[float], None]) -> None:
+    """Attack, compare with the truth, and write what was found."""
+    # Problems are small: more threads of PyTorch would only wait for each other, and change last bits.
+    with reproducible_arithmetic(audit.config.model_copy(update={"device": "cpu"})):
+        arrays = _attacked(audit, scene, text, name, report)
+
+    def write(partial: Path) -> None:
+        with partial.open("wb") as file:
+            np.savez_compressed(file, **arrays)
+
+    write_atomically(path, write)
+
+
+def _attacked(audit: Audit, scene: Scene, text: str, name: str, report: Callable[[float], None]) -> dict[str, Any]:
+    observations = observations_of(audit, scene, text)
+    codec = observations[0].sights[0].codec
+    protection = observations[0].sights[0].protection
+    noisy = protection is not None and protection.noise_deviation > 0
+    setting = Setting(audit.config.model, codec, audit.audit.rounds, noisy, scene.public, audit.audit.effort)
+    attack = ATTACKS[name](setting)
+    start = time.perf_counter()
+    found = attack.run(observations, seed=audit.audit.seed, progress=report)
+    seconds = time.perf_counter() - start
+    ordered = _ordered(found, scene)
+    truth = attack.losses_at(observations, scene.images, scene.labels)
+    linked = linkage(
+        observations, scene.images, scene.labels, scene.pool.images, scene.pool.labels, seed=audit.audit.seed
+    )
+    each = [
+        (metrics.ssim(a, b), metrics.mse(a, b), metrics.psnr(a, b))
+        for guess, true in zip(ordered.images, scene.images, strict=True)
+        for a, b in zip(guess, true, strict=True)
+    ]
+    history = [[snapshot.iteration, median(_ssims(snapshot.images, scene.images))] for snapshot in ordered.history]
+    return {
+        "images": ordered.images,
+        "labels": ordered.labels,
+        "losses": found.losses,
+        "truth": truth,
+        "each": np.array(each),
+        "history": np.array(history),
+        "linkage": np.array(np.nan if linked is None else linked),
+        "seconds": np.array(seconds),
+    }
+
+
+def _ssims(found: Float32, truth: Float32) -> list[float]:
+    return [
+        metrics.ssim(a, b) for guess, true in zip(found, truth, strict=True) for a, b in zip(guess, true, strict=True)
+    ]
+
+
+def _ordered(found: Reconstruction, scene: Scene) -> Reconstruction:
+    """Put the images of each batch in the order of the true ones: an attacker cannot know it and need not."""
+    orders = [metrics.best_order(a, b) for a, b in zip(found.images, scene.images, strict=True)]
+
+    def sort(values: NDArray[Any]) -> NDArray[Any]:
+        return np.stack([own[order] for own, order in zip(values, orders, strict=True)])
+
+    return Reconstruction(
+        sort(found.images),
+        sort(found.labels),
+        found.losses,
+        tuple(snapshot._replace(images=sort(snapshot.images)) for snapshot in found.history),
+    )

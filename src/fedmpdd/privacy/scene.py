@@ -1,0 +1,137 @@
+"""What an audit attacks: private images, the model they were used on, and what clients send of them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from fedmpdd import models
+from fedmpdd.codecs import Codec
+from fedmpdd.data import load
+from fedmpdd.directions import Key, derive_seed
+from fedmpdd.errors import ConfigError, RunError
+from fedmpdd.federation import sampling
+from fedmpdd.federation.runs import CHECKPOINT, read_config
+from fedmpdd.privacy import metrics
+from fedmpdd.privacy.config import Audit
+from fedmpdd.privacy.meter import entropy_bound
+from fedmpdd.privacy.observation import Observation, Victim, observe
+from fedmpdd.privacy.priors import PublicImages
+
+Float32 = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """The private batches, the model they were used on, and what everybody knows."""
+
+    victim: Victim
+    flat: Tensor
+    images: Float32  # [problems, batch, channels, height, width], in [0, 1]
+    labels: NDArray[np.int64]  # [problems, batch]
+    public: PublicImages
+    pool: PublicImages  # the private dataset, from which decoys for linkage are drawn
+    bits_per_image: float
+
+    @property
+    def guesses(self) -> dict[str, list[float]]:
+        """SSIM per image of what needs no update: black, the mean image, the mean image of the right class."""
+        mean = self.public.mean()
+        result: dict[str, list[float]] = {"zero": [], "mean": [], "class mean": []}
+        for image, label in self._each():
+            for name, guess in zip(
+                result, (np.zeros_like(image), mean, self.public.class_mean(int(label))), strict=True
+            ):
+                result[name].append(metrics.ssim(guess, image))
+        return result
+
+    def codec(self, audit: Audit, text: str) -> Codec:
+        """Return a codec of the audit, for the model of this scene."""
+        return audit.codec(text).for_shapes([tuple(shape) for shape in self.victim.model.shapes])
+
+    def _each(self) -> Iterator[tuple[Float32, int]]:
+        for images, labels in zip(self.images, self.labels, strict=True):
+            yield from zip(images, labels, strict=True)
+
+
+def set_scene(audit: Audit, data_dir: Path | None = None) -> Scene:
+    """Load data and model, and choose the private images."""
+    config, own = audit.config, audit.audit
+    dataset = load(config.dataset, data_dir)
+    shape = dataset.train.images.shape[1:]
+    model, flat = models.build(
+        config.model,
+        (shape[0], shape[1], shape[2]),
+        dataset.classes,
+        init=config.init,
+        seed=sampling.model_seed(config),
+    )
+    if own.run is not None:
+        flat = _trained(Path(own.run), audit, flat)
+    normalised = config.pixels == "normalised"
+    victim = Victim(
+        model,
+        (shape[0], shape[1], shape[2]),
+        dataset.classes,
+        dataset.mean if normalised else (0.0,) * shape[0],
+        dataset.std if normalised else (1.0,) * shape[0],
+    )
+    private, public = (
+        PublicImages((part.images / np.float32(255)).astype(np.float32), part.labels)
+        for part in (dataset.train, dataset.test)
+    )
+    count = own.images * audit.batch
+    if count > len(private.labels):
+        raise ConfigError(f"audit.images · batch = {count} is more than the {len(private.labels)} examples there are")
+    chosen = np.random.default_rng([own.seed, 0]).choice(len(private.labels), count, replace=False)
+    return Scene(
+        victim,
+        flat,
+        private.images[chosen].reshape(own.images, audit.batch, *shape),
+        private.labels[chosen].reshape(own.images, audit.batch),
+        public,
+        private,
+        entropy_bound(dataset.train.images[:2000]),
+    )
+
+
+def _trained(folder: Path, audit: Audit, initial: Tensor) -> Tensor:
+    """The model of a run's newest checkpoint."""
+    config = read_config(folder)
+    if (config.model, config.dataset) != (audit.config.model, audit.config.dataset):
+        raise ConfigError(
+            f"audit.run = {str(folder)!r} trained {config.model} on {config.dataset}, but the audit is of "
+            f"{audit.config.model} on {audit.config.dataset}"
+        )
+    try:
+        with safe_open(folder / CHECKPOINT, framework="pt") as file:
+            flat: Tensor = file.get_tensor("model")
+    except (SafetensorError, OSError) as error:
+        raise RunError(f"{folder} has no checkpoint that can be read: {error}; train it first") from None
+    if flat.shape != initial.shape:
+        raise ConfigError(f"audit.run = {str(folder)!r} has {len(flat)} parameters, the model here {len(initial)}")
+    return flat
+
+
+def observations_of(audit: Audit, scene: Scene, text: str) -> list[Observation]:
+    """Let every client encode its batch; what comes back is all that attacks see."""
+    codec = scene.codec(audit, text)
+    rounds = audit.audit.rounds
+    return [
+        observe(
+            scene.victim,
+            [scene.flat] * rounds,
+            codec,
+            [Key(derive_seed(audit.audit.seed, r, client)) for r in range(rounds)],
+            images,
+            labels,
+            grant_labels=audit.audit.labels == "known",
+            protection=audit.protection(text),
+            noise=[np.random.default_rng([audit.audit.seed, 1, client, r]) for r in range(rounds)],
+        )
+        for client, (images, labels) in enumerate(zip(scene.images, scene.labels, strict=True))
+    ]
