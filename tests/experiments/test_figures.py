@@ -6,7 +6,7 @@ import pytest
 
 from fedmpdd.errors import InputError
 from fedmpdd.experiments import figures
-from fedmpdd.experiments.figures import figure_names, figure_text, load_figure, reproduce_figure
+from fedmpdd.experiments.figures import figure_is_done, figure_names, figure_text, load_figure, reproduce_figure
 from fedmpdd.experiments.trainings import Place
 from fedmpdd.federation.config import parse_config
 from fedmpdd.privacy.config import Audit, AuditConfig
@@ -35,7 +35,9 @@ def test_a_figure_that_is_not_there_is_bad_input() -> None:
 
 def test_a_figure_of_the_initial_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures, "load_figure", lambda name: small())
+    assert not figure_is_done("small", Place(tmp_path, "cpu"))
     results = reproduce_figure("small", Place(tmp_path, "cpu"))
+    assert figure_is_done("small", Place(tmp_path, "cpu"))
     assert [(row["codec"], row["attack"]) for row in results["rows"]] == [("fedsgd", "dlg"), ("mpdd:m=50", "dlg")]
     assert (tmp_path / "small" / "index.html").is_file()
     assert "| mpdd:m=50 | dlg |" in figure_text(results)
@@ -57,6 +59,10 @@ def test_stages_are_attacked_where_the_training_stood(tmp_path: Path, monkeypatc
     assert shares[-1] == 1
     assert [row["round"] for row in results["rows"]] == [0, 0, 2, 2, 5, 5]
     assert "| 5 | mpdd:m=50 | dlg |" in (tmp_path / "small" / "table.md").read_text(encoding="utf-8")
+    monkeypatch.setattr(figures, "load_figure", lambda name: small(0, 2, 5, 7))
+    assert not figure_is_done("small", place)
+    monkeypatch.setattr(figures, "load_figure", lambda name: small(0, 2, 5))
+    assert figure_is_done("small", place)
     rounds.clear()
     assert reproduce_figure("small", place, on_round=lambda _, done, *__: rounds.append(done)) == results
     assert rounds == []

@@ -4,7 +4,7 @@ import pytest
 
 from fedmpdd.directions import why_no_gpu
 from fedmpdd.errors import ConfigError
-from fedmpdd.experiments.latency import latency_text, reproduce_latency
+from fedmpdd.experiments.latency import done_latency, latency_text, reproduce_latency
 from fedmpdd.experiments.trainings import Place
 
 
@@ -15,6 +15,8 @@ def test_the_papers_numbers_of_directions_are_timed(tmp_path: Path) -> None:
     text = (tmp_path / "encode-latency" / "table.md").read_text(encoding="utf-8")
     assert text == latency_text(results)
     assert "| 800 | 0.93 |" in text
+    assert done_latency(Place(tmp_path, "cpu")) == results
+    assert done_latency(Place(tmp_path / "elsewhere", "cpu")) is None
 
 
 @pytest.mark.skipif(why_no_gpu() is None, reason="there is a GPU")

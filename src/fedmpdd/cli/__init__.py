@@ -6,8 +6,7 @@ else on standard error.
 
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,10 +14,9 @@ import typer
 from rich.console import Console
 
 import fedmpdd
-from fedmpdd.cli import bench, data
-from fedmpdd.cli.shared import DataDir, Json, output, print_json, training
+from fedmpdd.cli import bench, data, reproduce
+from fedmpdd.cli.shared import DataDir, Json, output, print_json, said_how_to_go_on, training
 from fedmpdd.display import (
-    ManyRounds,
     claims_table,
     comparison_table,
     corrections,
@@ -38,6 +36,7 @@ app = typer.Typer(
 )
 app.add_typer(bench.app, name="bench")
 app.add_typer(data.app, name="data")
+app.command()(reproduce.reproduce)
 
 Config = Annotated[str, typer.Argument(help="A TOML file, or a shipped name such as demo or lenet-fmnist.")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="Changes, like codec.m=400.")]
@@ -111,7 +110,7 @@ def run(
             if sink is not None:
                 sink(metrics)
 
-        with _said_how_to_go_on(f"stopped; go on with: fedmpdd run --resume {current.folder}"):
+        with said_how_to_go_on(f"stopped; go on with: fedmpdd run --resume {current.folder}"):
             summary = current.train(on_round)
     if as_json:
         print_json(summary)
@@ -145,19 +144,6 @@ def replay(
         print(f"{found.rounds} rounds, model sha256 {document['sha256']}: {verdict}")
     if not found.matches:
         raise typer.Exit(1)
-
-
-@contextmanager
-def _said_how_to_go_on(text: str) -> Iterator[None]:
-    # What stops services and containers, and what is in the background, stops as Ctrl-C does: with a checkpoint.
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    except KeyboardInterrupt:
-        messages.print(text, soft_wrap=True)
-        raise
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _compare(
@@ -311,88 +297,6 @@ def report(
     output(as_json).print(f"page: {out.resolve().as_uri()}", soft_wrap=True)
     if as_json:
         print_json({"page": str(out), **document})
-
-
-@app.command()
-def reproduce(
-    names: Annotated[
-        list[str] | None, typer.Argument(help="Tables and figures by name, or all; none: list them.")
-    ] = None,
-    seeds: Annotated[int, typer.Option(min=1, max=5, help="How many of the paper's five seeds.")] = 5,
-    methods: Annotated[str | None, typer.Option(help="Only these rows, by codec: fedsgd,mpdd:m=400.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    jobs: Annotated[int, typer.Option(min=1, max=256, help="Trainings at a time, a process each.")] = 1,
-    audited: Annotated[bool, typer.Option("--audit", help="Attack the codecs too: SSIM and verdicts.")] = False,
-    done_only: Annotated[
-        bool, typer.Option("--done", help="Train nothing: tables and studies of what is done.")
-    ] = False,
-    out: Annotated[Path, typer.Option(help="Folder for runs and results; what is there is used.")] = Path("results"),
-    data_dir: DataDir = None,
-    as_json: Json = False,
-) -> None:
-    """Run what is missing of the paper's tables and figures, and put its numbers beside ours.
-
-    What is done is used, what was interrupted goes on. How long it will take is said before it starts.
-    """
-    training()
-    from fedmpdd.experiments import catalogue
-    from fedmpdd.experiments.estimate import done_methods, estimate, estimate_study
-    from fedmpdd.experiments.figures import figure_text, reproduce_figure
-    from fedmpdd.experiments.latency import latency_text, reproduce_latency
-    from fedmpdd.experiments.reproduce import choose_methods
-    from fedmpdd.experiments.reproduce import reproduce as run_table
-    from fedmpdd.experiments.studies import done_study, load_study, reproduce_study, study_text
-    from fedmpdd.experiments.table_text import markdown
-    from fedmpdd.experiments.trainings import Place
-
-    if not names:
-        print("\n".join(catalogue.described()))
-        return
-    wanted = catalogue.choose(names)
-    only = None if methods is None else [text.strip() for text in methods.split(",") if text.strip()]
-    chosen = choose_methods(wanted.tables, only) if wanted.tables else []
-    place = Place(out, device, data_dir)
-    documents: list[tuple[dict[str, Any], str]] = []
-    studies = [load_study(name) for name in wanted.studies]
-    if done_only:
-        there = [(own, done_methods(own, rows, seeds, place)) for own, rows in chosen]
-        chosen = [(own, rows) for own, rows in there if rows]
-        studies = [done_study(study, place, seeds) for study in studies]
-    elif chosen or studies:
-        messages.print("timing a few rounds of every row …")
-        for table_of_paper, rows in chosen:
-            messages.print(f"{table_of_paper.name}: {estimate(table_of_paper, rows, seeds, place)}", soft_wrap=True)
-        for study in studies:
-            messages.print(f"{study.name}: {estimate_study(study, seeds, place)}", soft_wrap=True)
-    with _said_how_to_go_on("stopped; the same command goes on from there"), round_display() as start:
-        on_round = ManyRounds(start, jobs)
-
-        def on_attack(name: str) -> Callable[[str, float], None]:
-            return lambda _, share: on_round(f"{name}, attacks in percent", round(100 * share), 100, None)
-
-        for table_of_paper, rows in chosen:
-            options: dict[str, Any] = {"seeds": seeds, "methods": rows, "jobs": jobs, "audited": audited}
-            options["on_attack"] = on_attack(table_of_paper.name)
-            document = run_table(table_of_paper, place, on_round=on_round, **options)
-            documents.append((document, markdown(document)))
-        if wanted.latency:
-            document = reproduce_latency(place)
-            documents.append((document, latency_text(document)))
-        for name in wanted.figures:
-            document = reproduce_figure(name, place, jobs=jobs, on_round=on_round, on_attack=on_attack(name))
-            documents.append((document, figure_text(document)))
-        for study in studies:
-            if not study.variants:
-                continue
-            document = reproduce_study(study, place, seeds=seeds, jobs=jobs, on_round=on_round)
-            documents.append((document, study_text(document)))
-    if done_only and not documents:
-        messages.print(f"nothing of it is done in {out} yet; without --done it is run")
-    if as_json:
-        print_json(documents[0][0] if len(documents) == 1 else {"results": [document for document, _ in documents]})
-        return
-    for _, text in documents:
-        print(text)
 
 
 @app.command()

@@ -1,6 +1,9 @@
 """What all commands have in common: options, and how they print."""
 
 import json
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,3 +36,17 @@ def training() -> Any:
             f"training needs the package {error.name}, which is missing; in the checkout, pip install '.[train]'"
         ) from None
     return runs
+
+
+@contextmanager
+def said_how_to_go_on(text: str) -> Iterator[None]:
+    """Print how to go on when what is inside is stopped."""
+    # What stops services and containers, and what is in the background, stops as Ctrl-C does: with a checkpoint.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        messages.print(text, soft_wrap=True)
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)

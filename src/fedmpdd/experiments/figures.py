@@ -17,7 +17,7 @@ from fedmpdd.experiments.trainings import OnRound, Place, open_run
 from fedmpdd.federation.config import parse_config
 from fedmpdd.federation.engine import RoundMetrics
 from fedmpdd.federation.runs import Run, write_json, write_text
-from fedmpdd.privacy.audit import run_audit
+from fedmpdd.privacy.audit import is_attacked, run_audit
 from fedmpdd.privacy.config import Audit, AuditConfig
 
 RESULTS, TABLE = "results.json", "table.md"
@@ -71,6 +71,13 @@ def reproduce_figure(
     write_json(folder / RESULTS, results)
     write_text(folder / TABLE, figure_text(results))
     return results
+
+
+def figure_is_done(name: str, place: Place) -> bool:
+    """Return whether all attacks of a figure were made."""
+    audit, stages = load_figure(name)
+    folder = place.out / name
+    return all(is_attacked(audit, own) for own in ([folder / f"round-{stage}" for stage in stages] or [folder]))
 
 
 def _train_until(stage: int, audit: Audit, folder: Path, name: str, place: Place, on_round: OnRound | None) -> None:

@@ -11,7 +11,7 @@ from fedmpdd.errors import ConfigError
 from fedmpdd.experiments.trainings import Place
 from fedmpdd.federation.runs import write_json, write_text
 
-NAME = "encode-latency"
+NAME, RESULTS = "encode-latency", "results.json"
 D = 13_426
 
 
@@ -38,9 +38,18 @@ def reproduce_latency(place: Place, *, seconds: float = 0.5) -> dict[str, Any]:
     }
     folder = place.out / NAME
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "results.json", results)
+    write_json(folder / RESULTS, results)
     write_text(folder / "table.md", latency_text(results))
     return results
+
+
+def done_latency(place: Place) -> dict[str, Any] | None:
+    """Return what was timed earlier, if anything was."""
+    path = place.out / NAME / RESULTS
+    if not path.is_file():
+        return None
+    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return document
 
 
 def latency_text(results: dict[str, Any]) -> str:

@@ -1,0 +1,90 @@
+"""`fedmpdd reproduce`: words on the command line to calls."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedmpdd.cli.shared import DataDir, Json, print_json, said_how_to_go_on, training
+from fedmpdd.display import ManyRounds, messages, round_display
+
+
+def reproduce(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Tables and figures by name, or all; none: list them.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, max=5, help="How many of the paper's five seeds.")] = 5,
+    methods: Annotated[str | None, typer.Option(help="Only these rows, by codec: fedsgd,mpdd:m=400.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    jobs: Annotated[int, typer.Option(min=1, max=256, help="Trainings at a time, a process each.")] = 1,
+    audited: Annotated[bool, typer.Option("--audit", help="Attack the codecs too: SSIM and verdicts.")] = False,
+    done_only: Annotated[bool, typer.Option("--done", help="Train nothing: show what is done.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder for runs and results; what is there is used.")] = Path("results"),
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Run what is missing of the paper's tables and figures, and put its numbers beside ours.
+
+    What is done is used, what was interrupted goes on. How long it will take is said before it starts.
+    """
+    training()
+    from fedmpdd.experiments import catalogue
+    from fedmpdd.experiments.estimate import done_methods, estimate, estimate_study
+    from fedmpdd.experiments.figures import figure_is_done, figure_text, reproduce_figure
+    from fedmpdd.experiments.latency import done_latency, latency_text, reproduce_latency
+    from fedmpdd.experiments.reproduce import choose_methods
+    from fedmpdd.experiments.reproduce import reproduce as run_table
+    from fedmpdd.experiments.studies import done_study, load_study, reproduce_study, study_text
+    from fedmpdd.experiments.table_text import markdown
+    from fedmpdd.experiments.trainings import Place
+
+    if not names:
+        print("\n".join(catalogue.described()))
+        return
+    wanted = catalogue.choose(names)
+    only = None if methods is None else [text.strip() for text in methods.split(",") if text.strip()]
+    tables = choose_methods(wanted.tables, only) if wanted.tables else []
+    place = Place(out, device, data_dir)
+    studies, figures = [load_study(name) for name in wanted.studies], list(wanted.figures)
+    if done_only:
+        there = [(own, done_methods(own, rows, seeds, place)) for own, rows in tables]
+        tables = [(own, rows) for own, rows in there if rows]
+        studies = [study for study in (done_study(study, place, seeds) for study in studies) if study.variants]
+        figures = [name for name in figures if figure_is_done(name, place)]
+    elif tables or studies:
+        messages.print("timing a few rounds of every row …")
+        for table, rows in tables:
+            messages.print(f"{table.name}: {estimate(table, rows, seeds, place)}", soft_wrap=True)
+        for study in studies:
+            messages.print(f"{study.name}: {estimate_study(study, seeds, place)}", soft_wrap=True)
+    results: list[tuple[dict[str, Any], str]] = []  # documents, and what people read
+
+    def keep(document: dict[str, Any], text: Callable[[dict[str, Any]], str]) -> None:
+        results.append((document, text(document)))
+
+    with said_how_to_go_on("stopped; the same command goes on from there"), round_display() as start:
+        on_round = ManyRounds(start, jobs)
+
+        def on_attack(name: str) -> Callable[[str, float], None]:
+            return lambda _, share: on_round(f"{name}, attacks in percent", round(100 * share), 100, None)
+
+        shared: dict[str, Any] = {"jobs": jobs, "on_round": on_round}
+        for table, rows in tables:
+            attacks: dict[str, Any] = {"audited": audited, "on_attack": on_attack(table.name)}
+            keep(run_table(table, place, seeds=seeds, methods=rows, **attacks, **shared), markdown)
+        if wanted.latency:
+            timed = done_latency(place) if done_only else reproduce_latency(place)
+            if timed is not None:
+                keep(timed, latency_text)
+        for name in figures:
+            keep(reproduce_figure(name, place, on_attack=on_attack(name), **shared), figure_text)
+        for study in studies:
+            keep(reproduce_study(study, place, seeds=seeds, **shared), study_text)
+    if done_only and not results:
+        messages.print(f"nothing of it is done in {out} yet; without --done it is run")
+    if as_json:
+        print_json(results[0][0] if len(results) == 1 else {"results": [document for document, _ in results]})
+        return
+    for _, text in results:
+        print(text)
