@@ -6,7 +6,8 @@ from pathlib import Path
 from fedmpdd.experiments.estimate import Estimate, done_methods, estimate, estimate_study
 from fedmpdd.experiments.reproduce import reproduce
 from fedmpdd.experiments.studies import folder_of
-from fedmpdd.experiments.trainings import Place
+from fedmpdd.experiments.tables import SEEDS
+from fedmpdd.experiments.trainings import Place, Training, lr_that_won, train
 from tests.experiments.test_reproduce import small_table
 from tests.experiments.test_studies import STUDY
 
@@ -23,6 +24,18 @@ def test_what_is_done_counts_no_more(tmp_path: Path) -> None:
     assert timed == ["ours"]
     assert done_methods(table, table.methods, 2, place) == [table.methods[0]]
     assert done_methods(table, table.methods, 3, place) == []
+
+
+def test_a_seed_is_done_with_the_step_size_that_won_and_with_no_other(tmp_path: Path) -> None:
+    table, place = small_table(), Place(tmp_path, "cpu")
+    method = table.methods[0]
+    reproduce(table, place, seeds=1, methods=[method])
+    won = lr_that_won(table, method, tmp_path)
+    assert won is not None
+    (other,) = {*table.lrs} - {won}
+    for lr, done in ((other, []), (won, [method])):
+        train(Training(table, method, SEEDS[1], lr), place)
+        assert done_methods(table, [method], 2, place) == done
 
 
 def test_the_variants_of_a_study_are_counted_alike(tmp_path: Path) -> None:

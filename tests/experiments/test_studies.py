@@ -9,10 +9,10 @@ import pytest
 
 from fedmpdd.errors import ConfigError, InputError
 from fedmpdd.experiments import studies
+from fedmpdd.experiments.estimate import done_study
 from fedmpdd.experiments.studies import (
     Study,
     Variant,
-    done_study,
     load_study,
     reproduce_study,
     study_names,
@@ -64,12 +64,12 @@ def test_a_study_from_start_to_table(tmp_path: Path) -> None:
     assert reproduce_study(STUDY, Place(tmp_path, "cpu"), seeds=2)["rows"] == results["rows"]
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("metrics.jsonl")} == before  # only read
 
-    assert done_study(STUDY, Place(tmp_path, "cpu"), 2) == STUDY
-    assert done_study(STUDY, Place(tmp_path, "cpu"), 3).variants == ()
+    assert done_study(STUDY, 2, Place(tmp_path, "cpu")) == STUDY
+    assert done_study(STUDY, 3, Place(tmp_path, "cpu")).variants == ()
     (studies.folder_of(STUDY, STUDY.variants[1], 17, 0.001, tmp_path) / "done").unlink()
     (studies.folder_of(STUDY, STUDY.variants[2], 123, 1e-6, tmp_path) / "done").unlink()
-    assert done_study(STUDY, Place(tmp_path, "cpu"), 2).variants == STUDY.variants[:1]
-    assert done_study(STUDY, Place(tmp_path, "cpu"), 1).variants == (STUDY.variants[0], STUDY.variants[2])
+    assert done_study(STUDY, 2, Place(tmp_path, "cpu")).variants == STUDY.variants[:1]
+    assert done_study(STUDY, 1, Place(tmp_path, "cpu")).variants == (STUDY.variants[0], STUDY.variants[2])
 
 
 def test_a_step_size_that_has_lost_ends_early(tmp_path: Path) -> None:

@@ -30,12 +30,12 @@ def reproduce(
     """
     training()
     from fedmpdd.experiments import catalogue
-    from fedmpdd.experiments.estimate import done_methods, estimate, estimate_study
+    from fedmpdd.experiments.estimate import done_methods, done_study, estimate, estimate_study
     from fedmpdd.experiments.figures import figure_is_done, figure_text, reproduce_figure
     from fedmpdd.experiments.latency import done_latency, latency_text, reproduce_latency
     from fedmpdd.experiments.reproduce import choose_methods
     from fedmpdd.experiments.reproduce import reproduce as run_table
-    from fedmpdd.experiments.studies import done_study, load_study, reproduce_study, study_text
+    from fedmpdd.experiments.studies import load_study, reproduce_study, study_text
     from fedmpdd.experiments.table_text import markdown
     from fedmpdd.experiments.trainings import Place
 
@@ -50,7 +50,7 @@ def reproduce(
     if done_only:
         there = [(own, done_methods(own, rows, seeds, place)) for own, rows in tables]
         tables = [(own, rows) for own, rows in there if rows]
-        studies = [study for study in (done_study(study, place, seeds) for study in studies) if study.variants]
+        studies = [study for study in (done_study(study, seeds, place) for study in studies) if study.variants]
         figures = [name for name in figures if figure_is_done(name, place)]
     elif tables or studies:
         messages.print("timing a few rounds of every row …")

@@ -2,14 +2,14 @@
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
 from fedmpdd.data import Dataset, load
-from fedmpdd.experiments.studies import Study, Variant, folder_of
+from fedmpdd.experiments.studies import Study, Variant, folder_of, variant_lr_that_won
 from fedmpdd.experiments.tables import SEEDS, Method, Table
-from fedmpdd.experiments.trainings import DONE, Place, Training, candidates
+from fedmpdd.experiments.trainings import DONE, Place, Training, candidates, lr_that_won
 from fedmpdd.federation.config import RunConfig
 from fedmpdd.federation.engine import federation_of
 from fedmpdd.federation.runs import METRICS, read_metrics
@@ -61,10 +61,7 @@ def estimate_study(study: Study, seeds: int, place: Place) -> Estimate:
     def rows() -> Iterable[tuple[list[int], RunConfig]]:
         for variant in study.variants:
             config = study.config(variant, SEEDS[0], variant.lrs[0])
-            yield (
-                _variant_rounds_left(study, variant, config.rounds, seeds, place),
-                config.model_copy(update={"device": place.device}),
-            )
+            yield _of_variant(study, variant, seeds, place), config.model_copy(update={"device": place.device})
 
     return _added_up(rows(), place)
 
@@ -87,22 +84,37 @@ def done_methods(table: Table, methods: Sequence[Method], seeds: int, place: Pla
     return [method for method in methods if not any(_rounds_left(table, method, seeds, place))]
 
 
+def done_study(study: Study, seeds: int, place: Place) -> Study:
+    """Return the study with those of its variants of which nothing is left to run."""
+    return replace(
+        study, variants=tuple(own for own in study.variants if not any(_of_variant(study, own, seeds, place)))
+    )
+
+
 def _rounds_left(table: Table, method: Method, seeds: int, place: Place) -> list[int]:
     """Rounds that are left of each training of a method: those that choose its step size, and its seeds."""
     left = [_left(training, place) for training in candidates(table, method)]
+    lrs = _possible(lr_that_won(table, method, place.out), table.lrs)
     for seed in SEEDS[:seeds] if table.search is not None else SEEDS[1:seeds]:
-        # Which step size will win is not known yet; a run that was begun tells.
-        left.append(min(_left(Training(table, method, seed, lr), place) for lr in table.lrs))
+        left.append(min(_left(Training(table, method, seed, lr), place) for lr in lrs))
     return left
 
 
-def _variant_rounds_left(study: Study, variant: Variant, rounds: int, seeds: int, place: Place) -> list[int]:
+def _of_variant(study: Study, variant: Variant, seeds: int, place: Place) -> list[int]:
+    """`_rounds_left` of a study's variant."""
+    rounds = study.config(variant, SEEDS[0], variant.lrs[0]).rounds
+
     def left(seed: int, lr: float) -> int:
         return _left_in(folder_of(study, variant, seed, lr, place.out), rounds)
 
     # As above: the first seed tries all step sizes, the others take the one that won.
-    first = [left(SEEDS[0], lr) for lr in variant.lrs]
-    return first + [min(left(seed, lr) for lr in variant.lrs) for seed in SEEDS[1:seeds]]
+    lrs = _possible(variant_lr_that_won(study, variant, place.out), variant.lrs)
+    return [left(SEEDS[0], lr) for lr in variant.lrs] + [min(left(seed, lr) for lr in lrs) for seed in SEEDS[1:seeds]]
+
+
+def _possible(won: float | None, lrs: Sequence[float]) -> Sequence[float]:
+    """The step sizes that other seeds may have: the one that won, or, as long as that is not known, any of them."""
+    return lrs if won is None else (won,)
 
 
 def _left(training: Training, place: Place) -> int:

@@ -9,7 +9,7 @@ import re
 import tomllib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -193,19 +193,11 @@ def read_variant(study: Study, variant: Variant, seed: int, lr: float, out: Path
     return VariantRun(seed, lr, rounds, final, up, down, tuple(prices))
 
 
-def done_study(study: Study, place: Place, seeds: int = len(SEEDS)) -> Study:
-    """Return the study with those of its variants of which nothing is left to run."""
-
-    def is_done(variant: Variant, seed: int, lr: float) -> bool:
-        return (folder_of(study, variant, seed, lr, place.out) / DONE).is_file()
-
-    def all_done(variant: Variant) -> bool:
-        if not all(is_done(variant, SEEDS[0], lr) for lr in variant.lrs):
-            return False
-        best = min((read_variant(study, variant, SEEDS[0], lr, place.out) for lr in variant.lrs), key=_rank)
-        return all(is_done(variant, seed, best.lr) for seed in SEEDS[:seeds])
-
-    return replace(study, variants=tuple(variant for variant in study.variants if all_done(variant)))
+def variant_lr_that_won(study: Study, variant: Variant, out: Path) -> float | None:
+    """Return the step size that `choose_variant_lr` chose, None if it has not tried all of them yet."""
+    if not all((folder_of(study, variant, SEEDS[0], lr, out) / DONE).is_file() for lr in variant.lrs):
+        return None
+    return min((read_variant(study, variant, SEEDS[0], lr, out) for lr in variant.lrs), key=_rank).lr
 
 
 def reproduce_study(

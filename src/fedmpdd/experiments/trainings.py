@@ -6,8 +6,9 @@ the round in which FedMPDD has), or diverged, or used up its rounds.
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 
 from fedmpdd.errors import CodecError, GradientError
@@ -157,6 +158,14 @@ def choose_lr(
     return train(Training(table, method, SEEDS[0], best.lr), place, on_round=on_round, stopped=stopped)
 
 
-def candidates(table: Table, method: Method) -> Iterable[Training]:
+def lr_that_won(table: Table, method: Method, out: Path) -> float | None:
+    """Return the step size that `choose_lr` chose, None if it has not tried all of them yet."""
+    tried = candidates(table, method)
+    if not all(candidate.is_done(out) for candidate in tried):
+        return None
+    return reduce(lambda best, own: own if better(own, best) else best, (own.read(out) for own in tried)).lr
+
+
+def candidates(table: Table, method: Method) -> list[Training]:
     """Return the trainings among which the step size is chosen."""
     return [Training(table, method, SEEDS[0], lr, table.search is not None) for lr in table.lrs]
