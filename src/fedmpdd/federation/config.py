@@ -182,7 +182,7 @@ class RunConfig(BaseModel):
         """
         if self.gradients != "auto":
             return self.gradients
-        if self.client == "forward":  # several directions at once: up to four times as fast (docs/forward.md)
+        if self.client == "forward":  # several directions at once: up to five times as fast (docs/forward.md)
             return "vmap"
         if self.device == "cuda":
             return "layers" if self.local_steps == 1 else "vmap"
