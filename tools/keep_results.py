@@ -37,7 +37,8 @@ def _goals() -> str:
     lines = [
         "# Bytes to the target, table by table",
         "",
-        "How many times fewer bytes from clients to server: the best FedMPDD as the paper has it (rademacher, float32) against FedSGD "
+        "How many times fewer bytes from clients to server: the best FedMPDD as the paper has it (rademacher, float32) "
+        "against FedSGD "
         "(goal: 20 times), and the best codec of ours against that FedMPDD (goal: 100 times), at the paper's target "
         "and at a harder one. Bytes as the paper counts, scale and scalars; in frames: what a socket sees, with eight "
         "bytes of session and checksum an update, as much as the smallest updates have themselves. A dash: not every "
