@@ -3,6 +3,9 @@
 import json
 import os
 import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,3 +61,40 @@ def test_what_fails_in_a_process_is_raised(tmp_path: Path) -> None:
     table = replace(table, config=table.config.model_copy(update={"dataset": "mnist"}))
     with pytest.raises(Exception, match="mnist"):
         run_trainings(table, table.methods[:1], 1, Place(tmp_path, "cpu", tmp_path / "nowhere"), 2, None)
+
+
+_PROGRAM = """
+import os, time
+from fedmpdd.experiments.jobs import executor
+
+if __name__ == "__main__":
+    with executor(2, None) as (pool, _):
+        print(*{pool.submit(os.getpid).result() for _ in range(4)}, flush=True)
+        pool.submit(time.sleep, 600).result()
+"""
+
+
+def test_processes_end_with_a_parent_that_was_killed(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(_PROGRAM, encoding="utf-8")
+    parent = subprocess.Popen(
+        [sys.executable, str(tmp_path / "program.py")], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    assert parent.stdout is not None
+    workers = [int(word) for word in parent.stdout.readline().split()]
+    assert workers
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    end = time.monotonic() + 30
+    while any(_is_alive(worker) for worker in workers):
+        assert time.monotonic() < end, "processes live on"
+        time.sleep(0.05)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+        # One that has ended and was not waited for is there by name only.
+        return Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False

@@ -99,7 +99,7 @@ def write(name: str, text: str) -> Callable[[Path], None]:
         (write("summary.json", '{"rounds": 6}'), r"6 rounds and 600 uplink bytes where the summary says \(6, None\)"),
         (write("summary.json", "3"), r"where the summary says 3"),
         (write("metrics.jsonl", '{"round": 0}\n{}\n'), r"metrics.jsonl, line 1 is damaged"),
-        (edit_line(2, round=5), r"line 3 is damaged: round = 5, expected 2; cut the file off"),
+        (edit_line(2, round=5), r"line 3 is damaged: round = 5, expected 2; put back"),
         (edit_line(2, uplink_bytes=-1), r"uplink_bytes = -1, expected a number of bytes"),
         (edit_line(2, payload_bytes="8"), r"payload_bytes = '8', expected a number of bytes"),
         (edit_line(2, accuracy=1.5), r"accuracy = 1.5, expected null or a number from 0 to 1"),

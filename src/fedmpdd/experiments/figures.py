@@ -12,7 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from fedmpdd.errors import InputError
+from fedmpdd.errors import InputError, RunError
 from fedmpdd.experiments.trainings import OnRound, Place, open_run
 from fedmpdd.federation.config import parse_config
 from fedmpdd.federation.engine import RoundMetrics
@@ -62,10 +62,11 @@ def reproduce_figure(
                 on_attack(part, (number + own) / len(stages))
 
         after = folder / f"round-{stage}"
-        if not (after / RESULTS).is_file() and stage > 0:
-            _train_until(stage, audit, training, name, place, on_round)
         own = audit.audit.model_copy(update={"run": str(training) if stage > 0 else None})
-        found = run_audit(audit.model_copy(update={"audit": own}), after, place.data_dir, share, jobs)
+        staged = audit.model_copy(update={"audit": own})
+        if not is_attacked(staged, after) and stage > 0:
+            _train_until(stage, audit, training, name, place, on_round)
+        found = run_audit(staged, after, place.data_dir, share, jobs)
         rows += [{"round": stage, **_short(row)} for row in found["rows"]]
     results = {"figure": name, "rows": rows}
     write_json(folder / RESULTS, results)
@@ -88,6 +89,11 @@ def _train_until(stage: int, audit: Audit, folder: Path, name: str, place: Place
         if on_round is not None:
             on_round(f"{name}, training", metrics.round + 1, run.config.rounds, metrics.accuracy)
 
+    if run.federation.next_round > stage:
+        raise RunError(
+            f"{folder} has gone on to round {run.federation.next_round}, and attacks on round {stage} are missing; "
+            f"delete {folder.parent} to make the figure again"
+        )
     if run.federation.next_round < stage:
         run.train(show, until=lambda metrics: metrics.round + 1 >= stage)
 

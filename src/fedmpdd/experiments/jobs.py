@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Event
 from time import monotonic
@@ -118,7 +118,16 @@ def _begin(queue: "Queue[tuple[Any, ...] | None]", stop: Event, threads: int) ->
     os.environ[THREADS_VARIABLE] = str(threads)
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # it would start processes of its own, and keep them
     torch.set_num_threads(1)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     _given.update(queue=queue, stop=stop, shown=0.0)
+
+
+def _end_with_parent() -> None:
+    """End at once if the parent was killed: runs stand it, and whoever starts the command again needs their folders."""
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _stopped() -> bool:

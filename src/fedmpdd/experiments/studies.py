@@ -19,10 +19,10 @@ from fedmpdd.experiments.jobs import executor, first_seed_then_others
 from fedmpdd.experiments.reading import summarise
 from fedmpdd.experiments.table_text import short_bytes, three_digits
 from fedmpdd.experiments.tables import SEEDS
-from fedmpdd.experiments.trainings import DONE, OnRound, Place, StoppedError, open_run
+from fedmpdd.experiments.trainings import DONE, OnRound, Place, StoppedError, check_config, check_rounds, open_run
 from fedmpdd.federation.config import RunConfig, apply_overrides, parse_config
 from fedmpdd.federation.engine import RoundMetrics
-from fedmpdd.federation.runs import Run, read_metrics, write_json, write_text
+from fedmpdd.federation.runs import Run, read_config, read_metrics, write_json, write_text
 
 _FOLDER = "studies"
 
@@ -115,9 +115,11 @@ def run_variant(
     to_beat: stop after so many rounds; another step size got there by then.
     """
     folder = folder_of(study, variant, seed, lr, place.out)
+    config = study.config(variant, seed, lr)
     if (folder / DONE).is_file():
+        check_config(folder, read_config(folder), config)
         return read_variant(study, variant, seed, lr, place.out)
-    run = open_run(folder, study.config(variant, seed, lr), place)
+    run = open_run(folder, config, place)
     last = min(run.config.rounds, to_beat or run.config.rounds)
     why: str | None = None
 
@@ -128,15 +130,15 @@ def run_variant(
             why = "diverged" if lost else ""
         elif metrics.accuracy is not None and metrics.accuracy >= max(study.targets, default=math.inf):
             why = ""
-        return why is not None or stopped()
+        return why is not None
 
     def show(metrics: RoundMetrics, _: Run) -> None:
         if on_round is not None:
             on_round(f"{study.name}, {variant.name}, lr {lr:g}, seed {seed}", metrics.round + 1, last, metrics.accuracy)
 
-    if run.federation.next_round < last:
+    if run.last is None or not ends(run.last):  # else it was killed when it was over
         try:
-            run.train(show, until=ends)
+            run.train(show, until=ends, stopped=stopped)
         except (GradientError, CodecError) as error:
             why = str(error)
         if why is None:
@@ -190,6 +192,7 @@ def read_variant(study: Study, variant: Variant, seed: int, lr: float, out: Path
         for i, target in enumerate(study.targets):
             if prices[i] is None and final >= target:
                 prices[i] = Price(rounds, up, down)
+    check_rounds(folder_of(study, variant, seed, lr, out), rounds)
     return VariantRun(seed, lr, rounds, final, up, down, tuple(prices))
 
 

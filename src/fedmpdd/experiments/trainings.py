@@ -4,6 +4,7 @@ A training ends once it has reached the harder target and spent the budget of by
 the round in which FedMPDD has), or diverged, or used up its rounds.
 """
 
+import json
 import math
 import re
 from collections.abc import Callable
@@ -11,12 +12,12 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
 
-from fedmpdd.errors import CodecError, GradientError
+from fedmpdd.errors import CodecError, GradientError, RunError
 from fedmpdd.experiments.reading import Reading, better, read_run
 from fedmpdd.experiments.tables import SEEDS, Method, Table
 from fedmpdd.federation.config import RunConfig
 from fedmpdd.federation.engine import RoundMetrics
-from fedmpdd.federation.runs import METRICS, Run, write_text
+from fedmpdd.federation.runs import CONFIG, METRICS, SUMMARY, Run, read_config, write_text
 
 DONE = "done"  # a file that says why a run ended early, if it did
 BEATEN = "beaten"  # how that begins if another step size was faster
@@ -73,6 +74,7 @@ class Training:
         folder = self.folder(out)
         table = self.table
         reading = read_run(folder, self.seed, self.lr, table)
+        check_rounds(folder, reading.rounds)
         why = (folder / DONE).read_text(encoding="utf-8") if self.is_done(out) else ""
         return replace(reading, diverged=reading.diverged or (why != "" and not why.startswith(BEATEN)))
 
@@ -91,6 +93,7 @@ def train(
     """
     folder, table = training.folder(place.out), training.table
     if training.is_done(place.out):
+        check_config(folder, read_config(folder), training.config)
         return training.read(place.out)
     on_target = on_harder = False
     run = open_run(folder, training.config, place)
@@ -109,14 +112,15 @@ def train(
             why = ""
         elif to_beat is not None and not on_target and metrics.round + 1 >= to_beat:
             why = f"{BEATEN}: another step size took {to_beat} rounds to the target"
-        return why is not None or stopped()
+        return why is not None
 
     def show(metrics: RoundMetrics, _: Run) -> None:
         if on_round is not None:
             on_round(training.name, metrics.round + 1, run.config.rounds, metrics.accuracy)
 
     try:
-        run.train(show, until=ends)
+        if run.last is None or not ends(run.last):  # else it was killed when it was over
+            run.train(show, until=ends, stopped=stopped)
     except (GradientError, CodecError) as error:  # the step size was too large, and there is nothing left to encode
         why = str(error)
     if why is None and run.federation.next_round < run.config.rounds:
@@ -127,10 +131,32 @@ def train(
 
 def open_run(folder: Path, config: RunConfig, place: Place) -> Run:
     """Go on with a run folder, or make it."""
-    if (folder / METRICS).is_file():
+    if (folder / CONFIG).is_file():
+        check_config(folder, read_config(folder), config)
         return Run.resume(folder, place.data_dir)
     folder.parent.mkdir(parents=True, exist_ok=True)
     return Run.create(folder, config.model_copy(update={"device": place.device}), place.data_dir)
+
+
+def check_config(folder: Path, before: RunConfig, wanted: RunConfig) -> None:
+    """Raise RunError if a folder was trained with other settings than are wanted now; any device will do."""
+    old, new = (config.model_dump(mode="json", exclude={"device"}) for config in (before, wanted))
+    for key in new:
+        if old[key] != new[key]:
+            raise RunError(
+                f"{folder} was trained with {key} = {old[key]}, and now it is {new[key]}; use another --out, or delete "
+                "the folder to train it again"
+            )
+
+
+def check_rounds(folder: Path, rounds: int) -> None:
+    """Raise RunError if a run has fewer rounds than its summary says."""
+    path = folder / SUMMARY
+    if path.is_file() and (said := json.loads(path.read_text(encoding="utf-8"))["rounds"]) > rounds:
+        raise RunError(
+            f"{folder / METRICS} has {rounds} rounds, and {SUMMARY} says {said}: it was changed; put back what it was, "
+            "or delete the folder to train it again"
+        )
 
 
 def choose_lr(

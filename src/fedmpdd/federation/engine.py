@@ -2,7 +2,7 @@
 
 import math
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,6 +45,11 @@ class RoundMetrics:
     decode_s: float
     accuracy: float | None = None
     test_loss: float | None = None
+
+    @classmethod
+    def from_dict(cls, row: dict[str, Any]) -> "RoundMetrics":
+        """Return the metrics of a line of the run's file, which may be of a version that had more or fewer."""
+        return cls(**{own.name: row.get(own.name, 0.0) for own in fields(cls)})
 
     def as_dict(self) -> dict[str, Any]:
         """Return the metrics as they stand in the run's file; JSON knows no NaN."""
@@ -123,11 +128,15 @@ class Federation:
         self._fewest = 1 if config.secure is None else config.secure.threshold(config.per_round)
         self.bundle = b""  # of the last round, where the run keeps a journal
         self._prepared: _Plan | None = None
-        workers = Workers(self.model, threaded=not self.flat.is_cuda)
-        self._client_step = ClientStep(config, self.model, dataset, workers)
-        self.evaluate = Evaluator(config, dataset, workers)
+        self._workers = Workers(self.model, threaded=not self.flat.is_cuda)
+        self._client_step = ClientStep(config, self.model, dataset, self._workers)
+        self.evaluate = Evaluator(config, dataset, self._workers)
         self.next_round = 0
         self._client_step.check(self.flat)
+
+    def close(self) -> None:
+        """End the threads, which the next round would start again."""
+        self._workers.close()
 
     def run_round(self) -> RoundMetrics:
         """Run one round (Algorithm 2, lines 3 to 22)."""

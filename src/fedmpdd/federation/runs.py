@@ -30,7 +30,7 @@ from torch import Tensor
 
 import fedmpdd
 from fedmpdd.directions import backend
-from fedmpdd.errors import ConfigError, JournalError, MissingDependencyError, RunError
+from fedmpdd.errors import CodecError, ConfigError, GradientError, JournalError, MissingDependencyError, RunError
 from fedmpdd.federation.config import RunConfig, parse_config
 from fedmpdd.federation.engine import Federation, RoundMetrics, make_federation
 from fedmpdd.federation.interrupts import Deferred
@@ -112,6 +112,7 @@ class Run:
         self.federation = federation
         self.uplink_bytes = self.downlink_bytes = self.payload_bytes = self.updates = 0
         self.accuracy: float | None = None
+        self.last: RoundMetrics | None = None  # round, as it stands in the file
         self._journal: Journal | None = None
 
     @classmethod
@@ -156,7 +157,7 @@ class Run:
             if [row["round"] for row in rows] != list(range(done)):
                 raise RunError(
                     f"{folder / METRICS} does not hold rounds 0 to {done - 1}, those before the checkpoint: it was "
-                    "changed"
+                    f"changed; put back what it was, or delete {folder} and start the run again"
                 )
         write_text(folder / METRICS, "".join(json.dumps(row) + "\n" for row in rows))
         for row in rows:
@@ -189,16 +190,27 @@ class Run:
         return rows
 
     def train(
-        self, on_round: OnRound | None = None, until: Callable[[RoundMetrics], bool] | None = None
+        self,
+        on_round: OnRound | None = None,
+        until: Callable[[RoundMetrics], bool] | None = None,
+        stopped: Callable[[], bool] = lambda: False,
     ) -> dict[str, Any]:
         """Run the rounds that are left, or until a round is enough, and return the summary.
 
-        Ctrl-C ends it after the round, with a checkpoint; a second one at once.
+        Ctrl-C ends it after the round, with a checkpoint; a second one at once. So does `stopped`, which is asked after
+        every round. The summary is written when the run is over: not if it was stopped, but if it diverged.
         """
         self._note_environment()
+        (self.folder / SUMMARY).unlink(missing_ok=True)  # of a run that goes on
         with (self.folder / METRICS).open("a", encoding="utf-8") as lines, Deferred() as interrupt:
-            while self.federation.next_round < self.config.rounds and not interrupt.heard:
-                metrics = self.federation.run_round()
+            is_over = is_stopped = False
+            while self.federation.next_round < self.config.rounds and not interrupt.heard and not is_stopped:
+                try:
+                    metrics = self.federation.run_round()
+                except (GradientError, CodecError) as error:  # nothing is left that could be encoded
+                    lines.flush()
+                    write_json(self.folder / SUMMARY, {**self.summary(), "diverged": str(error)})
+                    raise
                 if self._journal is not None:  # before anybody hears of the round
                     digest = model_sha256(self.federation.flat)
                     self._journal.append(Record(metrics.round, self.federation.bundle, digest, metrics.as_dict()))
@@ -212,11 +224,15 @@ class Run:
                 if on_round is not None:
                     on_round(metrics, self)
                 if until is not None and until(metrics):
+                    is_over = True
                     break
+                is_stopped = stopped()
             lines.flush()
             os.fsync(lines.fileno())
             self._checkpoint()
-            write_json(self.folder / SUMMARY, self.summary())
+            if is_over or self.federation.next_round == self.config.rounds:
+                write_json(self.folder / SUMMARY, self.summary())
+            self.federation.close()
         if interrupt.heard:
             raise KeyboardInterrupt
         return self.summary()
@@ -234,6 +250,7 @@ class Run:
         }
 
     def _count(self, row: dict[str, Any]) -> None:
+        self.last = RoundMetrics.from_dict(row)
         self.updates += row["clients"]
         self.uplink_bytes += row["uplink_bytes"]
         self.payload_bytes += row["payload_bytes"]
@@ -327,7 +344,9 @@ def read_config(folder: Path) -> RunConfig:
     except (OSError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise RunError(f"{folder / CONFIG} is damaged: {error}") from None
+        raise RunError(
+            f"{folder / CONFIG} is damaged: {error}; put back what it was, or delete {folder} and start the run again"
+        ) from None
 
 
 def read_metrics(folder: Path) -> Iterator[dict[str, Any]]:
@@ -339,12 +358,15 @@ def read_metrics(folder: Path) -> Iterator[dict[str, Any]]:
     for number, line in enumerate(lines):
         try:
             row = json.loads(line) if line.endswith("\n") else None
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):  # a number of thousands of digits, a thousand brackets
             row = None
         if not isinstance(row, dict) or not set(row) >= _COUNTED:
             if number == len(lines) - 1:
                 return
-            raise RunError(f"{path}, line {number + 1} is damaged; cut the file off before it and resume")
+            raise RunError(
+                f"{path}, line {number + 1} is damaged; put back what it was, or delete {folder} and start the run "
+                "again"
+            )
         yield row
 
 

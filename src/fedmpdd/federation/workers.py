@@ -38,6 +38,12 @@ class Workers:
             return [call(self._model, item) for item in todo]
         return list(self._threads(threads).map(lambda item: call(self._own_model(), item), todo))
 
+    def close(self) -> None:
+        """End the threads. If they were left to the garbage collector, a Ctrl-C that comes just then would be lost."""
+        if self._pool is not None and self._made_for[0] == os.getpid():
+            self._pool.shutdown()
+        self._pool = None
+
     def _threads(self, count: int) -> ThreadPoolExecutor:
         if self._pool is None or self._made_for != (os.getpid(), count):  # a forked child has none of the threads
             self._pool = ThreadPoolExecutor(count, initializer=_one_torch_thread)

@@ -63,9 +63,10 @@ def lbfgs(
         curvature = (s * y).sum(dim=1)
         usable = curvature > 1e-10 * y.square().sum(dim=1)
         inverse = torch.where(usable, 1 / torch.where(usable, curvature, 1.0), 0.0)
-        pairs.append((s, y, inverse))
-        del pairs[:-history]
         finite = torch.isfinite(new_losses) & torch.isfinite(new_gradient).all(dim=1)
+        # A pair of no use weighs nothing, but 0 · NaN is NaN, for as long as the pair is remembered.
+        pairs.append((torch.where(finite[:, None], s, 0.0), torch.where(finite[:, None], y, 0.0), inverse))
+        del pairs[:-history]
         x = torch.where(finite[:, None], moved, best.x)
         gradient = torch.where(finite[:, None], new_gradient, gradient)
         losses = torch.where(finite, new_losses, losses)

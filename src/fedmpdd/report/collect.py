@@ -1,7 +1,6 @@
 """From paths on the command line to runs and audits, each read and checked once."""
 
 import json
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -145,8 +144,8 @@ def _read_history(folder: Path, rounds: int) -> tuple[Round, ...]:
         wrong = _wrong_in(row, number)
         if wrong:
             raise RunError(
-                f"{folder / METRICS}, line {number + 1} is damaged: {wrong}; cut the file off before it and go on with "
-                f"fedmpdd run --resume {folder}, or leave this folder out"
+                f"{folder / METRICS}, line {number + 1} is damaged: {wrong}; put back what it was, or leave this "
+                "folder out"
             )
     if len(rows) > rounds:
         raise RunError(
@@ -166,8 +165,8 @@ def _wrong_in(row: dict[str, Any], number: int) -> str | None:
     if row["round"] != number:
         return f"round = {row['round']!r}, expected {number}"
     for key in ("uplink_bytes", "payload_bytes"):
-        if not isinstance(row[key], int) or isinstance(row[key], bool) or row[key] < 0:
-            return f"{key} = {row[key]!r}, expected a number of bytes"
+        if not isinstance(row[key], int) or isinstance(row[key], bool) or not 0 <= row[key] < 2**63:
+            return f"{key} = {row[key]!r:.40}, expected a number of bytes"
     if row["accuracy"] is not None and not (_is_number(row["accuracy"]) and 0 <= row["accuracy"] <= 1):
         return f"accuracy = {row['accuracy']!r}, expected null or a number from 0 to 1"
     if row.get("loss") is not None and not _is_number(row["loss"]):
@@ -176,7 +175,7 @@ def _wrong_in(row: dict[str, Any], number: int) -> str | None:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and -1e300 < value < 1e300
 
 
 def _check_summary(folder: Path, summary: Any, history: tuple[Round, ...]) -> None:
@@ -235,7 +234,7 @@ def _read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RunError(f"{path} is missing; leave this folder out, or make it again") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{path} is damaged: {error}; leave this folder out, or make it again") from None
 
 
