@@ -125,6 +125,13 @@ def test_run_resume_and_bad_folders(refused: Refused, tmp_path: Path) -> None:
         ["verify", "--plot", "missing/page.html"],
         ["verify", "norms", "--plot", "page.html"],
         ["data", "check", "imagenet"],
+        ["reproduce", "nothing"],
+        ["reproduce", "all", "nothing"],
+        ["reproduce", "mnist-iid-logistic", "--methods", ","],
+        ["reproduce", "mnist-iid-logistic", "--methods", "nothing"],
+        ["reproduce", "encode-latency", "--methods", "fedsgd"],
+        ["reproduce", "encode-latency", "--device", "tpu"],
+        ["reproduce", "mnist-iid-logistic", "--out", "mine/config.json"],
         ["epsilon", "demo"],
         ["epsilon", "demo", "codec.clip=1", "--delta", "2"],
     ):
@@ -143,6 +150,17 @@ def test_compare_and_plan_print_one_document(tmp_path: Path) -> None:
     assert "fedsgd" in plain.stdout
     planned = fedmpdd_command("plan", "--model", "lenet", "--budget", "64", "--json")
     assert json.loads(planned.stdout)["d"] == 13_426
+
+
+def test_reproduce_lists_what_there_is(tmp_path: Path) -> None:
+    names = json.loads(fedmpdd_command("reproduce", "--json").stdout)["names"]
+    assert {"mnist-iid-logistic", "encode-latency", "both-ways"} < set(names)
+    plain = fedmpdd_command("reproduce").stdout
+    assert all(name in plain for name in names)
+    nothing = fedmpdd_command("reproduce", "encode-latency", "recoveries-mnist-logistic", "--done", cwd=tmp_path)
+    assert (nothing.returncode, nothing.stdout) == (0, "")
+    assert "nothing of it is done in results yet" in nothing.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_verify_prints_verdicts_and_the_agreed_keys() -> None:

@@ -75,6 +75,7 @@ def write_page(rows: list[Comparison], path: Path) -> None:
         margin={"t": 150},
     )
     page = figure.to_html(include_plotlyjs=True, full_html=True, config=PLOT_SETTINGS)
+    page = page.replace("<head>", "<head><title>fedmpdd demo</title>", 1)
     try:
         write_text(path, page)
     except OSError as error:

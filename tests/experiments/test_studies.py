@@ -11,8 +11,10 @@ from fedmpdd.errors import ConfigError, InputError
 from fedmpdd.experiments import studies
 from fedmpdd.experiments.estimate import done_study
 from fedmpdd.experiments.studies import (
+    Price,
     Study,
     Variant,
+    VariantRun,
     load_study,
     reproduce_study,
     study_names,
@@ -70,6 +72,33 @@ def test_a_study_from_start_to_table(tmp_path: Path) -> None:
     (studies.folder_of(STUDY, STUDY.variants[2], 123, 1e-6, tmp_path) / "done").unlink()
     assert done_study(STUDY, 2, Place(tmp_path, "cpu")).variants == STUDY.variants[:1]
     assert done_study(STUDY, 1, Place(tmp_path, "cpu")).variants == (STUDY.variants[0], STUDY.variants[2])
+
+
+def summary(mean: float, reached: int = 3) -> dict[str, Any]:
+    return {"mean": mean, "sd": 0.0, "reached": reached, "runs": 3}
+
+
+@pytest.mark.parametrize(("reached_by_first", "ratio"), [(3, "25"), (2, "–")])
+def test_ratios_are_of_both_directions_and_need_every_seed_of_both_rows(reached_by_first: int, ratio: str) -> None:
+    def row(name: str, rounds: int, up: float, down: float, reached: int, diverged: int) -> dict[str, Any]:
+        to = {"rounds": summary(rounds, reached), "up": summary(up, reached), "down": summary(down, reached)}
+        to["both"] = summary(up + down, reached)
+        return {"variant": name, "lr": 0.1, "final_accuracy": summary(0.7), "to": [to], "diverged": diverged}
+
+    rows = [row("base", 50, 4e6, 6e6, reached_by_first, 0), row("ours", 70, 1e5, 3e5, 3, 1)]
+    text = study_text({"title": "Made up", "targets": [0.6], "rows": rows}).splitlines()
+    assert text[-1] == f"| ours | 0.1 | 3 of 3, 1 diverged | 70 ± 0 | 100 kB | 300 kB | 400 kB | {ratio} |"
+
+
+def test_the_hardest_target_decides_and_what_diverged_loses() -> None:
+    def run(lr: float, first: int, hardest: int | None, accuracy: float, diverged: bool = False) -> VariantRun:
+        prices = (Price(first, 1, 1), None if hardest is None else Price(hardest, 1, 1))
+        return VariantRun(17, lr, 100, accuracy, 1, 1, prices, diverged)
+
+    early, late = run(0.1, 5, 90, 0.9), run(0.2, 50, 60, 0.8)
+    assert min(early, late, key=studies._rank) is late
+    blown, calm = run(0.1, 5, None, 0.9, diverged=True), run(0.2, 5, None, 0.3)
+    assert min(blown, calm, key=studies._rank) is calm
 
 
 def test_a_step_size_that_has_lost_ends_early(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ GOOD = [0.95, 0.9, 1.0]
     [
         (GOOD, GOOD, [False] * 3, RECONSTRUCTED),
         ([0.5, 0.45, 0.6], GOOD, [False] * 3, PARTLY),
+        ([0.1, 0.1, 0.95], GOOD, [False] * 3, PARTLY),  # one of three is one too many
         (CLASS_MEAN, GOOD, [False] * 3, NOTHING),
         ([0.0, 0.0, 0.1], GOOD, [False] * 3, NOTHING),
         ([0.0, 0.0, 0.1], [0.1, 0.0, 0.2], [False] * 3, INCONCLUSIVE),  # it cannot even attack a whole gradient
@@ -32,9 +33,12 @@ def test_verdicts(ssim: list[float], control: list[float], stuck: list[bool], ex
 
 
 def test_the_strongest_attack_decides() -> None:
-    assert strongest([NOTHING, PARTLY]) == PARTLY
-    assert strongest([NOTHING, INCONCLUSIVE]) == NOTHING
-    assert strongest([INCONCLUSIVE]) == INCONCLUSIVE
+    assert strongest([NOTHING, PARTLY], [False, True]) == PARTLY
+    assert strongest([RECONSTRUCTED, PARTLY], [False, False]) == RECONSTRUCTED
+    assert strongest([NOTHING, INCONCLUSIVE], [False, False]) == NOTHING  # the other cannot attack at all
+    assert strongest([NOTHING, INCONCLUSIVE], [False, True]) == INCONCLUSIVE  # the other was stuck
+    assert strongest([NOTHING, NOTHING], [True, False]) == NOTHING
+    assert strongest([INCONCLUSIVE], [False]) == INCONCLUSIVE
 
 
 def test_a_sentence_can_be_quoted_alone() -> None:

@@ -1,7 +1,7 @@
 """Words on the command line to calls: no logic here.
 
-Exit status: 0 done, 1 failed, 2 the input was bad. With --json, one JSON document on standard output and everything
-else on standard error.
+Exit status: 0 done, 1 failed, 2 the input was bad, 130 stopped with Ctrl-C or SIGTERM. With --json, one JSON document
+on standard output and everything else on standard error.
 """
 
 import signal
@@ -251,7 +251,10 @@ def audit(
 
     chosen = load_audit(config, overrides or [], codecs=codecs, run=run_folder)
     folder = out or free_folder(config, Path("audits"))
-    with share_display("audit") as progress:
+    with (
+        said_how_to_go_on(f"stopped; the same command with --out {folder} goes on from there"),
+        share_display("audit") as progress,
+    ):
         results = run_audit(chosen, folder, data_dir, progress, jobs)
     if as_json:
         print_json({"folder": str(folder), **results})

@@ -8,6 +8,7 @@ import typer
 
 from fedmpdd.cli.shared import DataDir, Json, print_json, said_how_to_go_on, training
 from fedmpdd.display import ManyRounds, messages, round_display
+from fedmpdd.errors import InputError
 
 
 def reproduce(
@@ -40,10 +41,17 @@ def reproduce(
     from fedmpdd.experiments.trainings import Place
 
     if not names:
-        print("\n".join(catalogue.described()))
+        if as_json:
+            print_json({"names": catalogue.all_names()})
+        else:
+            print("\n".join(catalogue.described()))
         return
     wanted = catalogue.choose(names)
+    if device not in ("auto", "cpu", "cuda"):
+        raise InputError(f"--device {device!r} is unknown: expected auto, cpu or cuda")
     only = None if methods is None else [text.strip() for text in methods.split(",") if text.strip()]
+    if only is not None and not (only and wanted.tables):
+        raise InputError(f"--methods {methods!r} chooses no row: name codecs of a table's rows, and a table")
     tables = choose_methods(wanted.tables, only) if wanted.tables else []
     place = Place(out, device, data_dir)
     studies, figures = [load_study(name) for name in wanted.studies], list(wanted.figures)
@@ -52,7 +60,9 @@ def reproduce(
         tables = [(own, rows) for own, rows in there if rows]
         studies = [study for study in (done_study(study, seeds, place) for study in studies) if study.variants]
         figures = [name for name in figures if figure_is_done(name, place)]
-    elif tables or studies:
+    else:
+        _make_folder(out)
+    if not done_only and (tables or studies):
         messages.print("timing a few rounds of every row …")
         for table, rows in tables:
             messages.print(f"{table.name}: {estimate(table, rows, seeds, place)}", soft_wrap=True)
@@ -88,3 +98,11 @@ def reproduce(
         return
     for _, text in results:
         print(text)
+
+
+def _make_folder(out: Path) -> None:
+    """Make the folder for results before anything is timed, or say why it cannot be made."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--out {out} cannot be made: {error}; choose another folder") from None

@@ -19,7 +19,7 @@ from fedmpdd.experiments.tables import SEEDS, Method, Table
 from fedmpdd.experiments.trainings import OnRound, Place, Training
 from fedmpdd.federation.config import parse_config
 from fedmpdd.federation.runs import write_json, write_text
-from fedmpdd.privacy.audit import is_attacked, run_audit
+from fedmpdd.privacy.audit import METERED_SETTINGS, is_attacked, run_audit
 from fedmpdd.privacy.config import Audit, AuditConfig
 from fedmpdd.report.collect import collect
 from fedmpdd.report.page import write_report
@@ -56,7 +56,7 @@ def reproduce(
     """
     methods = methods or table.methods
     readings = run_trainings(table, methods, seeds, place, jobs, on_round)
-    rows = [_row(method, own) for method, own in zip(methods, readings, strict=True)]
+    rows = [_row(method, own, table.target) for method, own in zip(methods, readings, strict=True)]
     folder = place.out / table.name
     attacked = _add_audit(table, rows, place, on_attack, jobs, attack_missing=audited)
     results = {
@@ -74,7 +74,8 @@ def reproduce(
     ]
     draw_curves(folder / "curves.png", table.name, rows, folders)
     pages = [run for own in folders for run in own] + ([audit_folder(table, place.out)] if attacked else [])
-    write_report(folder / "report.html", collect(pages), [table.target, table.harder], [table.budget])
+    # Without the budget: a page knows no round after which it is not waited for, and would say other numbers.
+    write_report(folder / "report.html", collect(pages), [table.target, table.harder])
     return results
 
 
@@ -96,8 +97,10 @@ def _add_audit(
 
     attack_missing: if not, only what an earlier call attacked is read. Returns whether there is anything to show.
     """
-    # What an attack on the initial model depends on, and no more.
-    values = table.config.model_dump(mode="json", include={"dataset", "pixels", "model", "init", "seed"})
+    # What an attack on the initial model depends on, and what its meter counts.
+    values = table.config.model_dump(
+        mode="json", include={"dataset", "pixels", "model", "init", "seed", *METERED_SETTINGS}
+    )
     folder = audit_folder(table, place.out)
 
     def audit_of(codecs: Sequence[str]) -> Audit:
@@ -128,7 +131,11 @@ def _add_audit(
     return True
 
 
-def _row(method: Method, readings: list[Reading]) -> dict[str, Any]:
+def _row(method: Method, readings: list[Reading], target: float) -> dict[str, Any]:
+    def is_lost(reading: Reading) -> bool:
+        came = reading.rounds_to_target is not None and reading.final_accuracy is not None
+        return reading.diverged or (came and (reading.final_accuracy or 0.0) < target)
+
     def over_seeds(name: str) -> dict[str, Any]:
         return summarise([getattr(reading, name) for reading in readings]).__dict__
 
@@ -140,5 +147,6 @@ def _row(method: Method, readings: list[Reading]) -> dict[str, Any]:
         "paper": method.paper,
         "ours": {name: over_seeds(name) for name in (*names, "final_accuracy", "frames_to_target", "frames_to_harder")},
         "diverged": sum(reading.diverged for reading in readings),
+        "lost": sum(is_lost(reading) for reading in readings),
         "runs": [reading.as_dict() for reading in readings],
     }

@@ -72,6 +72,7 @@ class VariantRun:
     up: int
     down: int
     prices: tuple[Price | None, ...]
+    diverged: bool = False
 
 
 def study_names() -> list[str]:
@@ -169,7 +170,7 @@ def choose_variant_lr(
 def _rank(run: VariantRun) -> tuple[float, ...]:
     return (
         *(math.inf if price is None else price.rounds for price in reversed(run.prices)),
-        -(run.final_accuracy or 0),
+        1.0 if run.diverged else -(run.final_accuracy or 0),
     )
 
 
@@ -192,8 +193,10 @@ def read_variant(study: Study, variant: Variant, seed: int, lr: float, out: Path
         for i, target in enumerate(study.targets):
             if prices[i] is None and final >= target:
                 prices[i] = Price(rounds, up, down)
-    check_rounds(folder_of(study, variant, seed, lr, out), rounds)
-    return VariantRun(seed, lr, rounds, final, up, down, tuple(prices))
+    folder = folder_of(study, variant, seed, lr, out)
+    check_rounds(folder, rounds)
+    why = (folder / DONE).read_text(encoding="utf-8") if (folder / DONE).is_file() else ""
+    return VariantRun(seed, lr, rounds, final, up, down, tuple(prices), why != "")
 
 
 def variant_lr_that_won(study: Study, variant: Variant, out: Path) -> float | None:
@@ -236,6 +239,7 @@ def _row(study: Study, variant: Variant, runs: Sequence[VariantRun]) -> dict[str
         "variant": variant.name,
         "changes": list(variant.changes),
         "lr": runs[0].lr,
+        "diverged": sum(run.diverged for run in runs),
         **{
             name: summarise([getattr(run, name) for run in runs]).__dict__
             for name in ("final_accuracy", "rounds", "up", "down")
@@ -263,10 +267,13 @@ def study_text(results: dict[str, Any]) -> str:
             "| variant | lr | seeds there | rounds | up | down | both | times fewer |",
             "| --- " * 8 + "|",
         ]
-        base = results["rows"][0]["to"][i]["both"]["mean"]
+        first = results["rows"][0]["to"][i]["both"]
+        base = first["mean"] if first["reached"] == first["runs"] else None
         for row in results["rows"]:
             found = row["to"][i]
             there = f"{found['rounds']['reached']} of {found['rounds']['runs']}"
+            if row.get("diverged"):
+                there += f", {row['diverged']} diverged"
             if found["both"]["mean"] is None:
                 accuracy = row["final_accuracy"]["mean"]
                 ended = "–" if accuracy is None else f"ended at {accuracy:.1%}"

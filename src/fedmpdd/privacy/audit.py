@@ -17,6 +17,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -29,6 +30,7 @@ from fedmpdd.privacy.page import picture, write_page
 from fedmpdd.privacy.scene import Scene, set_scene
 
 CONFIG, RESULTS, CELLS, PAGE = "config.json", "results.json", "cells", "index.html"
+METERED_SETTINGS = ("clients", "clients_per_round", "participation", "rounds", "partition")  # change no attack
 OnProgress = Callable[[str, float], None]  # the cell at work, and how much of the whole audit is done
 
 
@@ -132,8 +134,11 @@ def _section(audit: Audit, scene: Scene, folder: Path, progress: OnProgress) -> 
         path = _cell_path(folder, audit, text, attack)
         if not path.is_file():
             make_cell(audit, scene, text, attack, path, report)
-        with np.load(path) as stored:
-            cells[text, attack] = {name: stored[name] for name in stored.files}
+        try:
+            with np.load(path) as stored:
+                cells[text, attack] = {name: stored[name] for name in stored.files}
+        except (OSError, ValueError, BadZipFile) as error:
+            raise RunError(f"{path} is damaged: {error}; delete it, and the attack is made again") from None
     rows = [row_of(audit, scene, text, attack, cells, guesses["class mean"]) for text, attack in todo]
     progress(audit.config.model, 1.0)
     return Section(audit, scene, guesses, cells, rows)
@@ -143,6 +148,13 @@ def _take(folder: Path, audit: Audit) -> FolderLock:
     """Make the folder, or go on in one that belongs to the same audit."""
     document = audit.model_dump(mode="json")
     path = folder / CONFIG
+    if folder.exists() and not (folder.is_dir() and (path.is_file() or not any(folder.iterdir()))):
+        raise RunError(f"{folder} exists and is not an audit; choose another --out")
+    try:
+        (folder / CELLS).mkdir(parents=True, exist_ok=True)
+        lock = FolderLock(folder)
+    except OSError as error:
+        raise RunError(f"{folder} cannot be made: {error}; choose another --out") from None
     if path.is_file():
         try:
             # Read as an audit, so that keys which did not exist then have the values that were meant.
@@ -154,14 +166,12 @@ def _take(folder: Path, audit: Audit) -> FolderLock:
             one["audit"] = {
                 key: value for key, value in one["audit"].items() if key not in ("codecs", "attacks", "models")
             }
-            one["config"] = {key: value for key, value in one["config"].items() if key not in ("codec", "model")}
+            apart = ("codec", "model", *METERED_SETTINGS)
+            one["config"] = {key: value for key, value in one["config"].items() if key not in apart}
         if before != document:
             raise RunError(f"{folder} holds an audit with other settings; choose another --out, or delete it")
-    elif folder.exists() and any(folder.iterdir()):
-        raise RunError(f"{folder} exists and is not an audit; choose another --out")
-    (folder / CELLS).mkdir(parents=True, exist_ok=True)
     write_json(path, audit.model_dump(mode="json"))
-    return FolderLock(folder)
+    return lock
 
 
 def _file_name(text: str) -> str:

@@ -104,6 +104,6 @@ def codec_summary(audit: Audit, scene: Scene, text: str, rows: list[Row]) -> dic
     return {
         "model": config.model,
         "codec": text,
-        "verdict": strongest([row.verdict for row in own]),
+        "verdict": strongest([row.verdict for row in own], [row.truth_fits_better > 0.5 for row in own]),
         "meter": count.as_dict(),
     }

@@ -74,7 +74,8 @@ def write_page(path: Path, results: dict[str, Any], sections: Sequence[Section])
 def _verdicts(rows: "list[Row]", codecs: list[dict[str, Any]]) -> str:
     lines = []
     for codec in codecs:
-        best = max((row for row in rows if row.codec == codec["codec"]), key=lambda row: row.ssim)
+        own = [row for row in rows if row.codec == codec["codec"]]
+        best = max([row for row in own if row.verdict == codec["verdict"]] or own, key=lambda row: row.ssim)
         lines.append(
             f"<li><span class='verdict'>{html.escape(codec['codec'])}: {codec['verdict']}.</span> "
             f"The attack {html.escape(best.sentence.removeprefix(codec['codec'] + ': '))}</li>"

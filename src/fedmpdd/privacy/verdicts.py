@@ -28,8 +28,9 @@ def verdict(evidence: Evidence) -> str:
     """One of the four verdicts."""
     if median(evidence.ssim) >= CLEAR:
         return RECONSTRUCTED
-    if _beyond(evidence.ssim, evidence.class_mean_ssim):
-        return PARTLY
+    pairs = zip(evidence.ssim, evidence.class_mean_ssim, strict=True)
+    if _beyond(evidence.ssim, evidence.class_mean_ssim) or any(a >= CLEAR and a - b >= BEYOND for a, b in pairs):
+        return PARTLY  # one victim is one too many
     if not _beyond(evidence.control_ssim, evidence.class_mean_ssim):
         return INCONCLUSIVE  # it cannot even attack a gradient that hides nothing
     if sum(evidence.truth_fits_better) * 2 > len(evidence.truth_fits_better):
@@ -41,12 +42,17 @@ def _beyond(ssim: Sequence[float], class_mean: Sequence[float]) -> bool:
     return median(a - b for a, b in zip(ssim, class_mean, strict=True)) >= BEYOND
 
 
-def strongest(verdicts: Sequence[str]) -> str:
-    """The verdict on a codec: of its attacks the one that got furthest; nothing only if some attack was conclusive."""
-    for found in (RECONSTRUCTED, PARTLY, NOTHING):
+def strongest(verdicts: Sequence[str], stuck: Sequence[bool]) -> str:
+    """The verdict on a codec: of its attacks the one that got furthest.
+
+    Nothing only if some attack was conclusive and none was stuck: where the truth fits better than what an attack
+    found, a weaker attack that has come to its end says nothing about a better one.
+    """
+    for found in (RECONSTRUCTED, PARTLY):
         if found in verdicts:
             return found
-    return INCONCLUSIVE
+    is_open = any(found == INCONCLUSIVE and own for found, own in zip(verdicts, stuck, strict=True))
+    return NOTHING if NOTHING in verdicts and not is_open else INCONCLUSIVE
 
 
 def sentence(codec: str, attack: str, found: str, ssim: float, class_mean: float, control: float) -> str:

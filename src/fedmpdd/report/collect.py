@@ -242,7 +242,7 @@ def _leave_out_copies(found: Collection) -> None:
     """The same config with the same seed gives the same bits: counted twice, it would make the spread look small."""
     best: dict[str, Path] = {}
     for run in sorted(found.runs, key=lambda run: -len(run.history)):  # stable: of equals the one named first
-        kept = best.setdefault(identity(run.config), run.folder)
+        kept = best.setdefault(identity(run.config, device=None), run.folder)
         if kept != run.folder:
             found.left_out.append(f"{run.folder}: the same config and seed as {kept}")
     found.runs[:] = [run for run in found.runs if run.folder in best.values()]

@@ -114,7 +114,7 @@ def tasks_of(runs: Sequence[RunRecord]) -> list[Task]:
     by_task: dict[tuple[str, str], dict[str, list[RunRecord]]] = {}
     for run in runs:
         groups = by_task.setdefault((run.config.dataset, run.config.model), {})
-        groups.setdefault(identity(run.config, seed=None), []).append(run)
+        groups.setdefault(identity(run.config, seed=None, device=None), []).append(run)
     return [
         Task(dataset, model, _named([sorted(group, key=lambda run: run.seed) for group in groups.values()]))
         for (dataset, model), groups in by_task.items()

@@ -130,5 +130,7 @@ def _audit(audit: AuditRecord) -> dict[str, Any]:
 
 def _weakness(row: dict[str, Any]) -> tuple[int, float]:
     ranks = list(_VERDICT_COLOURS)
+    if row["verdict"] == ranks[-1] and (row.get("truth_fits_better") or 0) > 0.5:
+        return ranks.index("nothing beyond the class mean"), -2.0  # stuck: before an attack that found nothing
     rank = ranks.index(row["verdict"]) if row["verdict"] in ranks else len(ranks)
     return rank, -float(row["ssim"])
