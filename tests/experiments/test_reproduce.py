@@ -52,6 +52,14 @@ def test_what_is_missing_is_run_and_what_is_there_is_used(tmp_path: Path) -> Non
     assert again == results
 
 
+def test_a_table_keeps_its_other_rows(tmp_path: Path) -> None:
+    table, place = small_table(), Place(tmp_path, "cpu")
+    (first,) = reproduce(table, place, seeds=1, methods=table.methods[1:])["rows"]
+    assert reproduce(table, place, seeds=1, methods=table.methods[:1])["rows"][1] == first
+    (alone,) = reproduce(table, place, seeds=2, methods=table.methods[:1])["rows"]  # of the other one seed is missing
+    assert alone["codec"] == "fedsgd"
+
+
 def test_codecs_are_audited_with_the_papers_attack_and_the_adaptive_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

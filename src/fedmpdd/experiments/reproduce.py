@@ -6,11 +6,12 @@ OUT/TABLE/results.json, table.md    what was read off them
 OUT/TABLE/curves.png, report.html   loss and accuracy against rounds and bytes, as a picture and as a page
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 from typing import Any
 
 from fedmpdd.errors import InputError, RunError
+from fedmpdd.experiments.estimate import done_methods
 from fedmpdd.experiments.jobs import run_trainings
 from fedmpdd.experiments.pictures import draw_curves
 from fedmpdd.experiments.reading import Reading, summarise
@@ -49,16 +50,20 @@ def reproduce(
     on_round: OnRound | None = None,
     on_attack: Callable[[str, float], None] | None = None,
 ) -> dict[str, Any]:
-    """Run what is missing of a table, write its results, and return them.
+    """Run what is missing of a table, or of some of its methods, write its results, and return them.
 
-    audited: attack its codecs too, with the paper's attack and the adaptive one; what was attacked earlier is shown
+    Methods that are done already are rows too, so that a table never loses any.
+    audited: attack the codecs too, with the paper's attack and the adaptive one; what was attacked earlier is shown
     either way.
     """
-    methods = methods or table.methods
+    wanted = methods or table.methods
+    done = done_methods(table, [own for own in table.methods if own not in wanted], seeds, place)
+    methods = [own for own in table.methods if own in wanted or own in done]
     readings = run_trainings(table, methods, seeds, place, jobs, on_round)
     rows = [_row(method, own, table.target) for method, own in zip(methods, readings, strict=True)]
     folder = place.out / table.name
-    attacked = _add_audit(table, rows, place, on_attack, jobs, attack_missing=audited)
+    to_attack = {own.codec for own in wanted} if audited else set()
+    attacked = _add_audit(table, rows, place, on_attack, jobs, to_attack)
     results = {
         "table": table.name,
         "target": table.target,
@@ -90,12 +95,11 @@ def _add_audit(
     place: Place,
     on_attack: Callable[[str, float], None] | None,
     jobs: int,
-    *,
-    attack_missing: bool,
+    to_attack: Set[str],
 ) -> bool:
-    """Attack the codecs of the rows, one image a batch, the model at its start; write what came out into the rows.
+    """Attack some codecs of the rows, one image a batch, the model at its start; write what came out into the rows.
 
-    attack_missing: if not, only what an earlier call attacked is read. Returns whether there is anything to show.
+    Of the others what an earlier call attacked is read. Returns whether there is anything to show.
     """
     # What an attack on the initial model depends on, and what its meter counts.
     values = table.config.model_dump(
@@ -108,14 +112,13 @@ def _add_audit(
         return Audit(config=parse_config(values), audit=own)
 
     codecs = [row["codec"] for row in rows]
-    if not attack_missing:
-        codecs = [codec for codec in codecs if is_attacked(audit_of([codec]), folder)]
-        if not codecs:
-            return False
+    codecs = [codec for codec in codecs if codec in to_attack or is_attacked(audit_of([codec]), folder)]
+    if not codecs:
+        return False
     try:
         found = run_audit(audit_of(codecs), folder, place.data_dir, on_attack, jobs)
     except RunError:
-        if attack_missing:
+        if to_attack:
             raise
         return False  # an audit with other settings, which nobody asked for now
     for row in rows:
