@@ -25,3 +25,6 @@ def test_names_are_sorted_by_what_has_to_be_done() -> None:
 def test_a_name_that_is_not_there_is_bad_input() -> None:
     with pytest.raises(InputError, match="'table-7' is unknown: expected all, or some of cifar10-iid-cnn"):
         choose(["m-sweep", "table-7"])
+    with pytest.raises(InputError, match="'table-7' is unknown"):
+        choose(["all", "table-7"])
+    assert choose(["m-sweep", "all"]).tables[0].name == "m-sweep"
