@@ -9,7 +9,7 @@ from fedmpdd.errors import ConfigError
 from fedmpdd.federation.config import parse_config
 from fedmpdd.federation.runs import Run
 from fedmpdd.privacy.config import load_audit
-from fedmpdd.privacy.scene import set_scene
+from fedmpdd.privacy.scene import observations_of, set_scene
 
 CHANGES = ["dataset=mnist-5k", "audit.models=[]", "model=logistic", "audit.images=2"]
 
@@ -32,3 +32,25 @@ def test_a_checkpoint_is_attacked(tmp_path: Path) -> None:
     other = load_audit("audit-mnist", [*CHANGES, "model=lenet"], codecs="mpdd:m=20", run=tmp_path / "run")
     with pytest.raises(ConfigError, match="trained logistic"):
         set_scene(other)
+
+
+def test_what_clients_send_is_what_the_audit_says() -> None:
+    """Each round has a key of its own, protected frames are protected, and labels are granted only if known."""
+    protected = "mpdd:m=30:clip=1:noise_multiplier=2.0"
+    audit = load_audit("audit-mnist", [*CHANGES, "audit.rounds=2", "audit.labels=found"], codecs="mpdd:m=30")
+    scene = set_scene(audit)
+    bare, safe = (observations_of(audit, scene, text) for text in ("mpdd:m=30", protected))
+    assert len(bare) == len(safe) == 2
+    sights = [sight for own in bare for sight in own.sights]
+    assert len({sight.key for sight in sights}) == len(sights) == 4
+    assert len({sight.frame for sight in sights}) == 4
+    assert all(sight.protection is None for sight in sights)
+    for one, other in zip(bare, safe, strict=True):
+        assert one.labels is None
+        assert one.sights[0].key == other.sights[0].key
+        assert one.sights[0].frame != other.sights[0].frame
+        assert other.sights[0].protection is not None
+    granted = load_audit("audit-mnist", CHANGES, codecs="mpdd:m=30")
+    for own, labels in zip(observations_of(granted, scene, "mpdd:m=30"), scene.labels, strict=True):
+        assert own.labels is not None
+        assert own.labels.tolist() == labels.tolist()
