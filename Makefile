@@ -11,16 +11,13 @@ ROOMS  := $(wildcard src/fedmpdd/*/__init__.py)
 demo: $(VENV)/.installed
 	$(BIN)/fedmpdd demo
 
-# Tests over real processes mostly wait: they run beside the others, in two groups, and speak afterwards. What the
-# shorter group leaves of the time, a part of the others takes.
+# Tests over real processes mostly wait: they run beside the others, in two groups, and speak afterwards.
 FAULTS := tests/flower/test_faults.py
-APART := tests/privacy
 test: lint
 	@mkdir -p build; \
-	($(BIN)/python -m pytest -m slow $(FAULTS) --durations=15; faults=$$?; \
-	$(BIN)/python -m pytest -m "not slow" $(APART) --durations=15 && exit $$faults) >build/faults.log 2>&1 & faults=$$!; \
+	$(BIN)/python -m pytest -m slow $(FAULTS) --durations=15 >build/faults.log 2>&1 & faults=$$!; \
 	$(BIN)/python -m pytest -m slow --ignore $(FAULTS) --durations=15 >build/slow.log 2>&1 & slow=$$!; \
-	$(BIN)/python -m pytest -m "not slow" $(addprefix --ignore ,$(APART)) --durations=15; status=$$?; \
+	$(BIN)/python -m pytest -m "not slow" --durations=15; status=$$?; \
 	wait $$faults || status=$$?; wait $$slow || status=$$?; cat build/faults.log build/slow.log; exit $$status
 
 lint: $(VENV)/.installed
