@@ -136,8 +136,7 @@ def _add_audit(
 
 def _row(method: Method, readings: list[Reading], target: float) -> dict[str, Any]:
     def is_lost(reading: Reading) -> bool:
-        came = reading.rounds_to_target is not None and reading.final_accuracy is not None
-        return reading.diverged or (came and (reading.final_accuracy or 0.0) < target)
+        return reading.diverged or (reading.rounds_to_target is not None and (reading.final_accuracy or 0.0) < target)
 
     def over_seeds(name: str) -> dict[str, Any]:
         return summarise([getattr(reading, name) for reading in readings]).__dict__

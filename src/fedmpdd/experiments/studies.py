@@ -22,7 +22,7 @@ from fedmpdd.experiments.tables import SEEDS
 from fedmpdd.experiments.trainings import DONE, OnRound, Place, StoppedError, check_config, check_rounds, open_run
 from fedmpdd.federation.config import RunConfig, apply_overrides, parse_config
 from fedmpdd.federation.engine import RoundMetrics
-from fedmpdd.federation.runs import Run, read_config, read_metrics, write_json, write_text
+from fedmpdd.federation.runs import Run, read_metrics, write_json, write_text
 
 _FOLDER = "studies"
 
@@ -118,7 +118,7 @@ def run_variant(
     folder = folder_of(study, variant, seed, lr, place.out)
     config = study.config(variant, seed, lr)
     if (folder / DONE).is_file():
-        check_config(folder, read_config(folder), config)
+        check_config(folder, config)
         return read_variant(study, variant, seed, lr, place.out)
     run = open_run(folder, config, place)
     last = min(run.config.rounds, to_beat or run.config.rounds)

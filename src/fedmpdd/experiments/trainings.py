@@ -93,7 +93,7 @@ def train(
     """
     folder, table = training.folder(place.out), training.table
     if training.is_done(place.out):
-        check_config(folder, read_config(folder), training.config)
+        check_config(folder, training.config)
         return training.read(place.out)
     on_target = on_harder = False
     run = open_run(folder, training.config, place)
@@ -132,15 +132,15 @@ def train(
 def open_run(folder: Path, config: RunConfig, place: Place) -> Run:
     """Go on with a run folder, or make it."""
     if (folder / CONFIG).is_file():
-        check_config(folder, read_config(folder), config)
+        check_config(folder, config)
         return Run.resume(folder, place.data_dir)
     folder.parent.mkdir(parents=True, exist_ok=True)
     return Run.create(folder, config.model_copy(update={"device": place.device}), place.data_dir)
 
 
-def check_config(folder: Path, before: RunConfig, wanted: RunConfig) -> None:
+def check_config(folder: Path, wanted: RunConfig) -> None:
     """Raise RunError if a folder was trained with other settings than are wanted now; any device will do."""
-    old, new = (config.model_dump(mode="json", exclude={"device"}) for config in (before, wanted))
+    old, new = (config.model_dump(mode="json", exclude={"device"}) for config in (read_config(folder), wanted))
     for key in new:
         if old[key] != new[key]:
             raise RunError(
