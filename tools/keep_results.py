@@ -1,36 +1,67 @@
 """Copy what `fedmpdd reproduce` measured into docs/results: `python tools/keep_results.py OUT`.
 
 Tables as JSON and Markdown, curves and recovered images as pictures, and docs/results/goals.md, one line per table.
+A table may be measured in parts, on several machines: rows that OUT does not have stay as they were kept before, and
+the curves of those that it has go into a picture of their own, TABLE-more.png.
 """
 
 import json
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 from fedmpdd.experiments.catalogue import all_names
 from fedmpdd.experiments.figures import figure_names
-from fedmpdd.experiments.table_text import goal_numbers, three_digits
-from fedmpdd.experiments.tables import load_table, table_names
+from fedmpdd.experiments.table_text import goal_numbers, markdown, three_digits
+from fedmpdd.experiments.tables import Table, load_table, table_names
+from fedmpdd.federation.runs import write_json, write_text
 
 DOCS = Path(__file__).parent.parent / "docs" / "results"
-KEPT = {"results.json": "tables/{}.json", "table.md": "tables/{}.md", "curves.png": "curves/{}.png"}
 
 
 def main(out: Path) -> None:
     """Copy everything that is there."""
+    for folder in ("tables", "curves", "recovered"):
+        (DOCS / folder).mkdir(parents=True, exist_ok=True)
     for name in all_names():
-        for source, target in KEPT.items():
-            path = out / name / source
-            if path.is_file():
-                kept = DOCS / target.format(name)
-                kept.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(path, kept)
+        if not (out / name / "results.json").is_file():
+            continue
+        more = name in table_names() and _keep_table(load_table(name), out / name)
+        if name not in table_names():
+            for source in ("results.json", "table.md"):
+                _copy(out / name / source, DOCS / "tables" / f"{name}{Path(source).suffix}")
+        _copy(out / name / "curves.png", DOCS / "curves" / (f"{name}-more.png" if more else f"{name}.png"))
     for name in figure_names():
         for picture in sorted((out / name).glob("*.png")):
-            (DOCS / "recovered").mkdir(exist_ok=True)
-            shutil.copyfile(picture, DOCS / "recovered" / f"{name}.png")
+            _copy(picture, DOCS / "recovered" / f"{name}.png")
     (DOCS / "goals.md").write_text(_goals(), encoding="utf-8")
+
+
+def joined(table: Table, before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """Return the results of now, with the rows of before that they lack, in the table's order.
+
+    Rows that were read off for other targets are of another table, and do not count.
+    """
+    rows = {row["codec"]: row for row in now["rows"]}
+    if all(before[key] == now[key] for key in ("target", "harder", "budget")):
+        rows = {row["codec"]: row for row in before["rows"]} | rows
+    return {**now, "rows": [rows[method.codec] for method in table.methods if method.codec in rows]}
+
+
+def _keep_table(table: Table, folder: Path) -> bool:
+    """Write a table, and return whether it has rows that are not in the folder."""
+    now = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    kept = DOCS / "tables" / f"{table.name}.json"
+    results = joined(table, json.loads(kept.read_text(encoding="utf-8")), now) if kept.is_file() else now
+    write_json(kept, results)
+    write_text(kept.with_suffix(".md"), markdown(results))
+    return len(results["rows"]) > len(now["rows"])
+
+
+def _copy(source: Path, target: Path) -> None:
+    if source.is_file():
+        shutil.copyfile(source, target)
 
 
 def _goals() -> str:
