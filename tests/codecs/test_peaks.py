@@ -163,3 +163,36 @@ def test_parameters() -> None:
         Peaks(2**20, 2**16)
     with pytest.raises(CodecError, match="m must not exceed d"):
         Peaks(2, 64).encode(gaussian(1, 127), [1])
+
+
+def test_peaks_that_grow_double_when_the_rounds_have() -> None:
+    codec = Peaks(7, grows_to=52, grows_after=300)
+    sizes = {k: codec.at_round(k) for k in (0, 299, 300, 599, 600, 1_199, 1_200, 2_399, 2_400, 10**12)}
+    assert {k: one.m for k, one in sizes.items()} == {
+        0: 7, 299: 7, 300: 14, 599: 14, 600: 28, 1_199: 28, 1_200: 52, 2_399: 52, 2_400: 52, 10**12: 52
+    }  # fmt: skip
+    assert sizes[600] == Peaks(28), "what is sent says nothing of the schedule"
+    assert codec.largest() == Peaks(52)
+    assert Peaks(7).at_round(10**6) == Peaks(7).largest() == Peaks(7)
+
+
+def test_a_model_must_have_room_for_what_peaks_grow_to() -> None:
+    Peaks(7, grows_to=52, grows_after=300).check(13_426)
+    with pytest.raises(CodecError, match="m = 13568 hadamard directions of d = 13426"):
+        Peaks(7, grows_to=53, grows_after=300).check(13_426)
+
+
+@pytest.mark.parametrize(
+    ("growth", "message"),
+    [
+        ({"grows_to": 52}, "belong together"),
+        ({"grows_after": 300}, "belong together"),
+        ({"grows_to": 7, "grows_after": 300}, "no more than m = 7"),
+        ({"grows_to": 52, "grows_after": 0}, "grows_after = 0"),
+        ({"grows_to": "52", "grows_after": 300}, "grows_to = '52'"),
+        ({"grows_to": 2**30, "grows_after": 300}, "grows_to · group"),
+    ],
+)
+def test_growth_that_makes_no_sense_is_refused(growth: dict[str, Any], message: str) -> None:
+    with pytest.raises(CodecError, match=message):
+        Peaks(7, **growth)

@@ -42,6 +42,17 @@ def test_what_was_lost_by_a_seed_is_best_of_all_and_not_of_what_stays() -> None:
     assert goal_numbers(rows, "harder") == [30, 300, 150, pytest.approx(301 / 2), 9_000]
 
 
+def test_a_missed_goal_is_said_and_why() -> None:
+    small = results(row("fedsgd", 9e6), row("mpdd:m=400", 3e5), row(ONE_BIT, 3.1e3))
+    small["missed"] = "the noise."
+    found = goal_sentences(small)
+    assert "**missed**" not in found[0]
+    assert found[1].count("times fewer") == found[1].count("**missed**") == 2
+    assert found[-1] == "Why: the noise."
+    reached = {**small, "rows": [*small["rows"], row("peaks:m=7:keys=derived", 3e3)]}
+    assert not any("missed" in sentence or "Why" in sentence for sentence in goal_sentences(reached))
+
+
 def test_what_not_every_seed_reached_is_not_compared() -> None:
     found = goal_sentences(results(row("fedsgd", 9e6), row("mpdd:m=400", 3e5, runs=3), row(ONE_BIT, None)))
     assert all("not every seed" in sentence for sentence in found)

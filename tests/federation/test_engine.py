@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedmpdd.codecs import MPDD, DeComFL
+from fedmpdd.codecs import MPDD, DeComFL, Peaks
 from fedmpdd.directions import using
 from fedmpdd.errors import ConfigError, RunError
 from fedmpdd.federation import Federation, make_federation, parse_config, sampling
@@ -211,6 +211,12 @@ def test_every_rival_trains(codec: dict[str, Any]) -> None:
     before = fed.evaluate(fed.flat)[1]
     train(fed, 40)
     assert fed.evaluate(fed.flat)[1] < 0.93 * before
+
+
+def test_peaks_grow_with_the_rounds() -> None:
+    fed = federation(codec={"name": "peaks", "m": 4, "grows_to": 14, "grows_after": 2, "keys": "derived"})
+    sizes = [fed.run_round().payload_bytes for _ in range(5)]
+    assert sizes == [10 * Peaks(m).bytes_per_update(7_850) for m in (4, 4, 8, 8, 14)]
 
 
 def test_zeroth_order_scalars_are_those_of_the_gradient() -> None:

@@ -42,6 +42,7 @@ CASES: dict[str, dict[str, Any]] = {
     "qsgd": {"codec": {"name": "qsgd", "bits": 8}},
     "fedsgd": {"codec": {"name": "fedsgd"}},
     "sa-fedlora": {"codec": {"name": "sa-fedlora"}},
+    "peaks that grow": {"codec": {"name": "peaks", "m": 2, "grows_to": 7, "grows_after": 3, "keys": "derived"}},
     "decomfl": {"codec": {"name": "decomfl", "m": 4, "keys": "shared"}, "downlink": "replay"},
 }
 

@@ -34,6 +34,15 @@ def test_a_checkpoint_is_attacked(tmp_path: Path) -> None:
         set_scene(other)
 
 
+def test_of_a_codec_that_grows_the_largest_is_attacked() -> None:
+    audit = load_audit("audit-mnist", CHANGES, codecs="mpdd:m=20")
+    growing, grown = (
+        observations_of(audit, set_scene(audit), text)
+        for text in ("peaks:m=4:grows_to=12:grows_after=3:keys=derived", "peaks:m=12:keys=derived")
+    )
+    assert [own.sights[0].frame for own in growing] == [own.sights[0].frame for own in grown]
+
+
 def test_what_clients_send_is_what_the_audit_says() -> None:
     """Each round has a key of its own, protected frames are protected, and labels are granted only if known."""
     protected = "mpdd:m=30:clip=1:noise_multiplier=2.0"

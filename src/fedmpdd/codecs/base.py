@@ -144,6 +144,10 @@ class Codec(ABC):
         """Return the codec of a round; most codecs are the same in all of them."""
         return self
 
+    def largest(self) -> "Codec":
+        """Return the codec of the round that says most about a gradient: what an audit has to attack."""
+        return self
+
     def work(self, d: int) -> int:
         """Return about how many additions decoding an update takes: what a receiver lets a frame cost it."""
         return d

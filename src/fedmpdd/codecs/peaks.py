@@ -41,11 +41,17 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True)
 class Peaks(Codec):
-    """m peaks, each the largest of `group` derivatives along directions of `family`."""
+    """m peaks, each the largest of `group` derivatives along directions of `family`.
+
+    grows_to, grows_after: m doubles after so many rounds, then whenever as many rounds have passed as there were
+    before, up to grows_to. What is left to learn gets finer, and noise that did no harm at first would hide it.
+    """
 
     m: int
     group: int = 256
     family: str = "hadamard"
+    grows_to: int | None = None
+    grows_after: int | None = None
 
     name: ClassVar[str] = "peaks"
     code: ClassVar[int] = 13
@@ -59,6 +65,29 @@ class Peaks(Codec):
             )
         family_named(self.family)
         check_count("m · group", self.m * self.group, "directions")
+        if self.grows_to is None and self.grows_after is None:
+            return
+        if self.grows_to is None or self.grows_after is None:
+            raise CodecError("grows_to and grows_after belong together: give both, or leave out both")
+        check_count("grows_after", self.grows_after, "rounds")
+        check_count("grows_to", self.grows_to, "peaks")
+        if self.grows_to <= self.m:
+            raise CodecError(f"grows_to = {self.grows_to} is no more than m = {self.m}; raise it, or leave it out")
+        check_count("grows_to · group", self.grows_to * self.group, "directions")
+
+    def at_round(self, round_number: int) -> "Peaks":
+        """See Codec: as many peaks as there are in this round."""
+        if self.grows_to is None or self.grows_after is None:
+            return self
+        doublings = (round_number // self.grows_after).bit_length()
+        return self._with(min(self.grows_to, self.m << min(doublings, 32)))
+
+    def largest(self) -> "Peaks":
+        """See Codec."""
+        return self if self.grows_to is None else self._with(self.grows_to)
+
+    def _with(self, m: int) -> "Peaks":
+        return Peaks(m, self.group, self.family)
 
     @property
     def projection(self) -> MPDD:
@@ -74,13 +103,15 @@ class Peaks(Codec):
 
     def check(self, d: int, slot: int = 0) -> None:
         """See Codec."""
+        largest = self.largest()
+        derivatives = largest.projection.m
         # Decoding lays out m · group numbers, which a few bytes of a frame can name; d numbers it lays out anyway.
-        if self.m * self.group > max(d, FREE_DERIVATIVES):
+        if derivatives > max(d, FREE_DERIVATIVES):
             raise CodecError(
-                f"{self.m} peaks of {self.group} are {self.m * self.group:,} derivatives of d = {d} coordinates: "
+                f"{largest.m} peaks of {self.group} are {derivatives:,} derivatives of d = {d} coordinates: "
                 f"expected no more than d, or {FREE_DERIVATIVES:,}; lower m or group"
             )
-        self.projection.check(d, slot)
+        largest.projection.check(d, slot)
 
     def sections(self, d: int) -> tuple[Section, ...]:
         """See Codec."""

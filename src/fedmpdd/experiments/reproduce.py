@@ -69,6 +69,7 @@ def reproduce(
         "target": table.target,
         "harder": table.harder,
         "budget": table.budget,
+        "missed": table.missed,
         "rows": rows,
     }
     write_json(folder / "results.json", results)

@@ -52,6 +52,7 @@ class Table:
     lrs: tuple[float, ...]
     search: int | None = None  # rounds of the search for a step size; all of them if not given
     images: int = 4  # that are attacked per row
+    missed: str | None = None  # why a goal is out of reach here, where it is
 
     @property
     def enough(self) -> int:
@@ -100,6 +101,7 @@ def load_table(name: str) -> Table:
         tuple(own["lrs"]),
         own.get("search"),
         own.get("images", 4),
+        own.get("missed"),
     )
 
 

@@ -65,7 +65,7 @@ def row_of(audit: Audit, scene: Scene, text: str, attack: str, cells: Cells, cla
     found = verdict(Evidence(ssim, class_mean, control_ssim, better.tolist()))
     numbers = (median(ssim), median(class_mean), median(control_ssim))
     linked = float(cell["linkage"])
-    codec = scene.codec(audit, text)
+    codec = scene.codec(audit, text).largest()
     return Row(
         model=audit.config.model,
         codec=text,

@@ -2,6 +2,7 @@
 
 import lzma
 from dataclasses import asdict, dataclass
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ class Meter:
     there; None for codecs without directions.
     """
 
-    bits_per_update: int
+    bits_per_update: float
     updates_per_client: float
     bits_revealed: float
     bits_of_data: float
@@ -49,8 +50,14 @@ def meter(
     codec: Codec, d: int, *, rounds: int, participation: float, examples_per_client: float, bits_per_example: float
 ) -> Meter:
     """Count over a run in which each client takes part in a share of the rounds."""
-    bits = revealed_bits(codec, d)
+    own = [codec] if _is_the_same_throughout(codec, rounds) else [codec.at_round(k) for k in range(rounds)]
+    bits = fmean(revealed_bits(one, d) for one in own)
     updates = rounds * participation
     data = examples_per_client * bits_per_example
-    paper = updates * codec.m / d if isinstance(codec, MPDD | Peaks) else None
+    directions = [one.m for one in own if isinstance(one, MPDD | Peaks)]
+    paper = updates * fmean(directions) / d if directions else None
     return Meter(bits, updates, bits * updates, data, bits * updates / data, paper)
+
+
+def _is_the_same_throughout(codec: Codec, rounds: int) -> bool:
+    return codec.at_round(0) == codec.at_round(rounds - 1) == codec

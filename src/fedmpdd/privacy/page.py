@@ -189,7 +189,7 @@ def _meters(codecs: list[dict[str, Any]]) -> str:
         m = codec["meter"]
         paper = "–" if m["paper"] is None else f"{m['paper']:.2f}"
         numbers = (
-            f"{m['bits_per_update']:,}", f"{m['updates_per_client']:,.0f}", f"{m['bits_revealed']:,.0f}",
+            f"{m['bits_per_update']:,.0f}", f"{m['updates_per_client']:,.0f}", f"{m['bits_revealed']:,.0f}",
             f"{m['bits_of_data']:,.0f}", f"{m['share']:.3g}", paper,
         )  # fmt: skip
         cells = "".join(f"<td class='number'>{number}</td>" for number in numbers)

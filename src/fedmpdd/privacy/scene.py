@@ -50,7 +50,7 @@ class Scene:
         return result
 
     def codec(self, audit: Audit, text: str) -> Codec:
-        """Return a codec of the audit, for the model of this scene."""
+        """Return a codec of the audit, for the model of this scene; it changes with the rounds if it does."""
         return audit.codec(text).for_shapes([tuple(shape) for shape in self.victim.model.shapes])
 
     def _each(self) -> Iterator[tuple[Float32, int]]:
@@ -119,7 +119,7 @@ def _trained(folder: Path, audit: Audit, initial: Tensor) -> Tensor:
 
 def observations_of(audit: Audit, scene: Scene, text: str) -> list[Observation]:
     """Let every client encode its batch; what comes back is all that attacks see."""
-    codec = scene.codec(audit, text)
+    codec = scene.codec(audit, text).largest()
     rounds = audit.audit.rounds
     return [
         observe(
