@@ -99,6 +99,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
         "signsgd",
         "eden:bits=4",
         "peaks:m=9:group=4",
+        "peaks:m=2:group=4:grows_to=9:grows_after=1",
         "lp-proj:size=55",
         "sa-fedlora:rank=2:warmup=1",
         "laplace:noise=0.0001",
