@@ -106,10 +106,12 @@ class Peaks(Codec):
         largest = self.largest()
         derivatives = largest.projection.m
         # Decoding lays out m · group numbers, which a few bytes of a frame can name; d numbers it lays out anyway.
-        if derivatives > max(d, FREE_DERIVATIVES):
+        few = self.family == "hadamard"
+        if derivatives > (d if few else max(d, FREE_DERIVATIVES)):
             raise CodecError(
-                f"{largest.m} peaks of {self.group} are {derivatives:,} derivatives of d = {d} coordinates: "
-                f"expected no more than d, or {FREE_DERIVATIVES:,}; lower m or group"
+                f"{largest.m} peaks of {self.group} are {derivatives:,} derivatives of d = {d} coordinates: expected "
+                f"no more than d{' of hadamard directions' if few else f', or {FREE_DERIVATIVES:,}'}; "
+                f"lower {'m' if self.grows_to is None else 'grows_to'} or group"
             )
         largest.projection.check(d, slot)
 

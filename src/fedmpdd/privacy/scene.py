@@ -50,7 +50,7 @@ class Scene:
         return result
 
     def codec(self, audit: Audit, text: str) -> Codec:
-        """Return a codec of the audit, for the model of this scene; it changes with the rounds if it does."""
+        """Return a codec of the audit, for the model of this scene, with its schedule if it has one."""
         return audit.codec(text).for_shapes([tuple(shape) for shape in self.victim.model.shapes])
 
     def _each(self) -> Iterator[tuple[Float32, int]]:
