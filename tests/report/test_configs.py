@@ -1,6 +1,7 @@
 import pytest
 
 from fedmpdd.federation import parse_config
+from fedmpdd.federation.config import parse_codec
 from fedmpdd.report.configs import codec_text, differences, identity
 
 
@@ -24,10 +25,13 @@ def test_what_is_common_stands_once_and_the_rest_per_table() -> None:
         ({"name": "mpdd", "m": 400}, "mpdd:m=400"),
         ({"keys": "partitioned", "name": "mpdd", "m": 4, "bits": 1}, "mpdd:m=4:bits=1:keys=partitioned"),
         ({"name": "mpdd", "m": 4, "clip": 2.0}, "mpdd:m=4:clip=2.0"),
+        ({"name": "signsgd", "scaled": True, "error_feedback": True}, "signsgd:scaled=true:error_feedback=true"),
     ],
 )
 def test_a_codec_reads_as_on_the_command_line(codec: dict[str, object], text: str) -> None:
-    assert codec_text(parse_config({"codec": codec})) == text
+    config = parse_config({"codec": codec})
+    assert codec_text(config) == text
+    assert parse_codec(text) == config.codec
 
 
 def test_configs_that_say_the_same_are_identical() -> None:

@@ -2,6 +2,7 @@
 
 import math
 import tomllib
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -252,6 +253,12 @@ def codec_overrides(text: str) -> list[str]:
     """Return the changes to a config that such a text stands for."""
     name, *parameters = text.strip().split(":")
     return [f"codec.name={name}", *(f"codec.{parameter}" for parameter in parameters)]
+
+
+def codec_words(name: str, parameters: Mapping[str, Any]) -> str:
+    """Return the text that `parse_codec` reads as this codec."""
+    words = {key: str(value).lower() if isinstance(value, bool) else value for key, value in parameters.items()}
+    return ":".join([name, *(f"{key}={word}" for key, word in words.items())])
 
 
 def _apply(values: dict[str, Any], override: str) -> None:

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedmpdd.codecs import Codec, Private
 from fedmpdd.errors import ConfigError
 from fedmpdd.federation.compare import codec_config
-from fedmpdd.federation.config import RunConfig, apply_overrides, parse_config, read_table
+from fedmpdd.federation.config import RunConfig, apply_overrides, codec_words, parse_config, read_table
 from fedmpdd.privacy.attacks import ATTACKS
 
 
@@ -98,4 +98,4 @@ def _text_of(config: RunConfig) -> str:
         for key, value in values.items()
         if key not in ("name", "keys", "error_feedback", "memory") and not (key in unset and value == unset[key])
     }
-    return ":".join([values["name"], *(f"{key}={value}" for key, value in parameters.items())])
+    return codec_words(values["name"], parameters)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedmpdd.federation.config import RunConfig
+from fedmpdd.federation.config import RunConfig, codec_words
 
 ABSENT = "–"
 
@@ -53,4 +53,4 @@ def codec_text(config: RunConfig) -> str:
     codec = config.codec
     values = codec.model_dump(mode="json", exclude_defaults=True, exclude={"name"})
     own = sorted(values, key=lambda key: key in type(codec).model_fields)  # the codec's own parameters come first
-    return ":".join([codec.name, *(f"{key}={values[key]}" for key in own)])
+    return codec_words(codec.name, {key: values[key] for key in own})
