@@ -43,11 +43,15 @@ def main(out: Path) -> None:
 def joined(table: Table, before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     """Return the results of now, with the rows of before that they lack, in the table's order.
 
-    Rows that were read off for other targets are of another table, and do not count.
+    Rows that were read off for other targets are of another table, and do not count. Attacks that were made before
+    stay with a row: they are on the model at its start.
     """
     rows = {row["codec"]: row for row in now["rows"]}
     if all(before[key] == now[key] for key in ("target", "harder", "budget")):
-        rows = {row["codec"]: row for row in before["rows"]} | rows
+        for row in before["rows"]:
+            new = rows.setdefault(row["codec"], row)
+            if "audit" in row:
+                new.setdefault("audit", row["audit"])
     return {**now, "rows": [rows[method.codec] for method in table.methods if method.codec in rows]}
 
 

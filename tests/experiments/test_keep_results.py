@@ -36,6 +36,15 @@ def test_rows_kept_before_stay_in_the_order_of_the_table_and_new_ones_win(tool: 
     assert placed(tool.joined(TABLE, results(1, 0, 3, 5), results(2, 5, 1))) == [(0, 1), (1, 2), (3, 1), (5, 2)]
 
 
+def test_attacks_that_were_made_before_stay_unless_there_are_new_ones(tool: Any) -> None:
+    before, now = results(1, 0, 1, 2), results(2, 0, 1)
+    for row in before["rows"]:
+        row["audit"] = "old"
+    now["rows"][1]["audit"] = "new"
+    rows = tool.joined(TABLE, before, now)["rows"]
+    assert [(row["value"], row["audit"]) for row in rows] == [(2, "old"), (2, "new"), (1, "old")]
+
+
 def test_rows_that_the_table_no_longer_has_go(tool: Any) -> None:
     before = results(1, 0)
     before["rows"].append({"codec": "mpdd:m=1234567", "value": 1})
