@@ -80,7 +80,7 @@ class Peaks(Codec):
         if self.grows_to is None or self.grows_after is None:
             return self
         doublings = (round_number // self.grows_after).bit_length()
-        return self._with(min(self.grows_to, self.m << min(doublings, 32)))
+        return self._with(min(self.grows_to, self.m << doublings))
 
     def largest(self) -> "Peaks":
         """See Codec."""
@@ -105,13 +105,16 @@ class Peaks(Codec):
         """See Codec."""
         largest = self.largest()
         derivatives = largest.projection.m
-        # Decoding lays out m · group numbers, which a few bytes of a frame can name; d numbers it lays out anyway.
-        few = self.family == "hadamard"
-        if derivatives > (d if few else max(d, FREE_DERIVATIVES)):
+        if self.family == "hadamard":
+            most, told = d, "d of hadamard directions"
+        else:
+            # Decoding lays out m · group numbers, which a few bytes of a frame can name; d numbers it lays out anyway.
+            most, told = max(d, FREE_DERIVATIVES), f"d, or {FREE_DERIVATIVES:,}"
+        if derivatives > most:
+            lower = "m" if self.grows_to is None else "grows_to"
             raise CodecError(
                 f"{largest.m} peaks of {self.group} are {derivatives:,} derivatives of d = {d} coordinates: expected "
-                f"no more than d{' of hadamard directions' if few else f', or {FREE_DERIVATIVES:,}'}; "
-                f"lower {'m' if self.grows_to is None else 'grows_to'} or group"
+                f"no more than {told}; lower {lower} or group"
             )
         largest.projection.check(d, slot)
 
