@@ -204,11 +204,18 @@ def test_epsilon_states_it_with_its_assumptions_or_not_at_all() -> None:
     result = fedmpdd_command("epsilon", "demo", *changes, "--target", "4", "--json")
     assert result.returncode == 0, result.stderr
     document = json.loads(result.stdout)
-    assert [row["model"] for row in document["rows"]] == ["local", "aggregate", "central"]
-    assert all(row["epsilon"] > 0 and row["assumptions"] for row in document["rows"])
-    assert set(document["noise_multiplier_for_target"]) == {"local", "aggregate", "central"}
+    *rows, run_folder = document["rows"]
+    assert [row["model"] for row in rows] == ["local", "aggregate", "central", "clients"]
+    assert all(row["epsilon"] > 0 and row["assumptions"] and row["unit"] == "client" for row in rows)
+    assert (run_folder["model"], run_folder["epsilon"]) == ("run folder", None)
+    assert set(document["noise_multiplier_for_target"]) == {"local", "aggregate", "central", "clients"}
     words = fedmpdd_command("epsilon", "demo", "codec.clip=1").stdout
-    assert words.count("no ε at all: there is no noise") == 3
+    assert words.count("no ε at all: there is no noise") == 4
+    assert "no ε at all: the mean loss of a round's clients is written down without noise" in words
+    replayed = fedmpdd_command("epsilon", "demo", *changes, "downlink=replay", "--colluding", "3", "--json")
+    by_model = {row["model"]: row for row in json.loads(replayed.stdout)["rows"]}
+    assert by_model["clients"]["epsilon"] == by_model["journal"]["epsilon"] == by_model["local"]["epsilon"]
+    assert by_model["clients"]["against"].startswith("any 3 other clients")
     refused = fedmpdd_command("epsilon", "demo")
     assert refused.returncode == 2
     assert "nothing is clipped" in refused.stderr

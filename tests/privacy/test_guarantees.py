@@ -33,10 +33,14 @@ def test_nothing_is_said_without_clipping() -> None:
 
 
 def test_without_noise_there_is_none_and_no_number_says_otherwise() -> None:
-    for row in stated({"noise_multiplier": 0.0}).values():
+    rows = stated({"noise_multiplier": 0.0}, journal=True)
+    assert "loss of a round's clients" in rows.pop("run folder").statement
+    assert set(rows) == {"local", "aggregate", "central", "clients", "journal"}
+    for row in rows.values():
         assert row.epsilon == math.inf
         assert row.statement == "no ε at all: there is no noise, or next to none"
         assert row.as_dict()["epsilon"] is None
+        assert row.example.epsilon is None
 
 
 def test_the_three_models_of_trust() -> None:
@@ -71,6 +75,67 @@ def test_noise_of_others_is_counted_only_where_it_adds_up(
     assert any(why in assumption for assumption in rows["aggregate"].assumptions)
 
 
+def test_a_row_says_why_it_holds_for_whom_it_names() -> None:
+    """With replay, "central" is for outsiders alone, and other clients have the ε of single updates."""
+    rows = stated(downlink="replay")
+    assert rows["clients"].epsilon == rows["journal"].epsilon == rows["local"].epsilon
+    assert "each client by themselves" in rows["clients"].sees
+    assert rows["central"].against.startswith("outsiders who see nothing but models")
+    assert any("the server and all clients can be trusted" in text for text in rows["central"].assumptions)
+    assert any("header" in text for text in rows["clients"].assumptions)
+    assert rows["run folder"].as_dict()["epsilon"] is None
+    assert "without noise" in rows["run folder"].as_dict()["none_because"]
+
+
+def test_who_took_part_is_no_secret_where_weights_tell_it() -> None:
+    rows = stated(weighting="examples")
+    assert rows["central"].sampling == "not counted on"
+    assert rows["central"].epsilon == rows["local"].epsilon
+    assert any("is not hidden: weights tell it" in text for text in rows["central"].assumptions)
+
+
+def test_every_client_in_league_takes_off_its_noise() -> None:
+    alone, five = (
+        {row.model: row for row in guarantees(config(), 1e-5, colluding=colluding)}["clients"] for colluding in (1, 5)
+    )
+    assert alone.epsilon < five.epsilon
+    assert five.epsilon == epsilon(0.4 * math.sqrt(95) / 2, 40, 1e-5, sampling=FixedSize(100, 995)).epsilon
+    assert any("that of 5 of a round's clients is taken off, and 95 are left" in text for text in five.assumptions)
+
+
+def test_noise_for_a_view_that_no_noise_helps_is_left_out() -> None:
+    everybody = config(clients=100, downlink="replay")
+    needed = noise_for(everybody, 6.0, 1e-5, colluding=5)
+    assert set(needed) == {"local", "aggregate", "central", "clients", "journal"}
+    assert needed["clients"] == needed["journal"] == needed["local"] > needed["central"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "smaller", "reason"),
+    [
+        ({"clients": 4_000, "batch": 1}, False, "who holds one"),
+        ({"clients": 100, "clients_per_round": 10, "batch": 1}, True, "1 of 40 examples"),
+        ({"clients": 100, "clients_per_round": 10, "batch": 40}, False, "is not counted on"),
+        ({"clients": 100, "clients_per_round": 10, "local_steps": 2, "local_lr": 0.1}, False, "is not counted on"),
+        ({"clients": 100, "clients_per_round": 10, "batch": 30}, False, "no smaller bound"),
+        ({"clients": 1_000, "dataset": "python-docs", "pixels": "raw"}, False, "if no other client holds"),
+    ],
+)
+def test_epsilon_of_an_example(changes: dict[str, Any], smaller: bool, reason: str) -> None:
+    row = stated({"noise_multiplier": 2.0}, **changes)["local"]
+    assert row.unit == "client"
+    assert reason in row.example.reason
+    assert row.example.epsilon is not None
+    assert (row.example.epsilon < row.epsilon) is smaller
+    assert row.as_dict()["example"]["epsilon"] == row.example.epsilon
+
+
+def test_clients_that_share_examples_have_none_for_an_example() -> None:
+    row = stated(clients=5_000)["central"]
+    assert row.example.epsilon is None
+    assert row.example.statement.startswith("no ε: clients outnumber examples")
+
+
 def test_directions_of_their_own_give_away_who_took_part() -> None:
     rows = stated({"keys": "derived"})
     assert rows["central"].sampling == "not counted on"
@@ -87,6 +152,7 @@ def test_sampling_is_counted_only_where_it_helps() -> None:
 def test_everybody_in_every_round() -> None:
     rows = stated(clients=100, clients_per_round=100)
     assert {row.releases for row in rows.values()} == {40}
+    assert rows["clients"].epsilon == epsilon(0.4 * math.sqrt(99) / 2, 40, 1e-5).epsilon > rows["central"].epsilon
 
 
 def test_a_delta_that_gives_a_client_away_is_pointed_out() -> None:
@@ -102,11 +168,12 @@ def test_noise_for_an_epsilon_is_what_gives_it() -> None:
         assert 5.98 < stated({"noise_multiplier": needed[model]})[model].epsilon <= 6.0
 
 
-def secure(**changes: Any) -> dict[str, Guarantee]:
-    values = {"clients": 1_000, "clients_per_round": 100, "rounds": 40, "codec": {**CODEC, "clip": None}}
-    values["codec"].pop("noise_multiplier")  # type: ignore[attr-defined]
-    own = {"clip": 1.0, "noise_multiplier": 0.4, "dropouts": 0.19, **changes}
-    return {row.model: row for row in guarantees(parse_config({**values, "secure": own}), 1e-5)}
+def secure(downlink: str = "model", **changes: Any) -> dict[str, Guarantee]:
+    sizes = {"clients": 1_000, "clients_per_round": 100, "rounds": 40, "downlink": downlink}
+    values: dict[str, Any] = {**sizes, "codec": {**CODEC, "clip": None}}
+    values["codec"].pop("noise_multiplier")
+    section = {"clip": 1.0, "noise_multiplier": 0.4, "dropouts": 0.19, **changes}
+    return {row.model: row for row in guarantees(parse_config({**values, "secure": section}), 1e-5)}
 
 
 def test_a_secure_sum_counts_the_noise_of_those_who_must_stay() -> None:
@@ -122,6 +189,17 @@ def test_noise_that_the_server_may_know_hides_nobody() -> None:
     assert rows["aggregate"].epsilon == epsilon(0.4 * 8 / 2, rows["aggregate"].releases, 1e-5).epsilon  # 64 of 100
     assert any("that of 17 of them, and 64 are left" in text for text in rows["aggregate"].assumptions)
     assert rows["central"].epsilon == secure()["central"].epsilon  # who trusts the server does not mind its friends
+
+
+def test_other_clients_of_a_secure_sum_know_their_noise_and_who_took_part() -> None:
+    rows = secure(downlink="replay")
+    assert rows["clients"].epsilon == epsilon(0.4 * math.sqrt(80) / 2, rows["clients"].releases, 1e-5).epsilon
+    assert rows["journal"].epsilon == rows["aggregate"].epsilon
+    assert any("no client is in league" in text for text in rows["aggregate"].assumptions)
+    friends = secure(colluding=0.17)
+    assert friends["clients"].epsilon == friends["aggregate"].epsilon
+    assert any("each other's keys" in text for text in friends["clients"].assumptions)
+    assert "nobody does while the secure sum holds" in rows["local"].against
 
 
 def test_what_neighbours_may_fail_by_is_in_delta() -> None:

@@ -1,29 +1,45 @@
-"""What a config guarantees to whom: an (ε, δ) with neighbours, adversary and assumptions, or none at all."""
+"""What a config guarantees to whom: an (ε, δ) with neighbours, adversary and assumptions, or none at all.
+
+Who sees what is in `fedmpdd.privacy.views`; each view becomes one row here.
+"""
 
 import math
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any
 
-from fedmpdd.codecs import MPDD
-from fedmpdd.codecs.discrete_gaussian import NEGLIGIBLE, closeness
 from fedmpdd.errors import PrivacyError
 from fedmpdd.federation import RunConfig
 from fedmpdd.federation.sampling import most_participations
-from fedmpdd.federation.sections import SecureConfig
 from fedmpdd.privacy.accounting import FixedSize, Spent, epsilon, noise_multiplier_for
-from fedmpdd.secure_sum.neighbours import SECRECY
+from fedmpdd.privacy.views import View, holdings, views
 
 NEIGHBOURS = "all gradients of one client replaced by any others"
 PROTECTS = "everything one client holds, and so any one example that no other client holds"
 # Two clipped vectors differ by up to twice their bound.
 REPLACEMENT = 2
+NO_NOISE = "there is no noise, or next to none"
+
+
+@dataclass(frozen=True)
+class ExampleGuarantee:
+    """What a row says of one example instead of a client: ε is None where nothing can be said."""
+
+    epsilon: float | None
+    reason: str
+
+    @property
+    def statement(self) -> str:
+        """The ε in words."""
+        number = "no ε" if self.epsilon is None else f"ε = {self.epsilon:.4g}"
+        return f"{number}: {self.reason}"
 
 
 @dataclass(frozen=True)
 class Guarantee:
     """One line of what can be said: ε is infinite where nothing can."""
 
-    model: str  # who is trusted: "local", "aggregate" or "central"
+    model: str  # who is trusted: "local", "aggregate", "central"; or who looks on: "clients", "journal", "run folder"
     against: str
     epsilon: float
     delta: float
@@ -32,18 +48,27 @@ class Guarantee:
     releases: int  # that were composed
     sampling: str
     assumptions: tuple[str, ...]
+    sees: str
+    example: ExampleGuarantee
+    none_because: str = NO_NOISE  # where ε is infinite
+    unit: str = "client"
     neighbours: str = NEIGHBOURS
     protects: str = PROTECTS
 
     def as_dict(self) -> dict[str, Any]:
         """Return the guarantee as it stands in the JSON document, an infinite ε as null."""
-        return {**asdict(self), "epsilon": self.epsilon if math.isfinite(self.epsilon) else None}
+        finite = math.isfinite(self.epsilon)
+        return {
+            **asdict(self),
+            "epsilon": self.epsilon if finite else None,
+            "none_because": None if finite else self.none_because,
+        }
 
     @property
     def statement(self) -> str:
         """The ε in words."""
         if math.isinf(self.epsilon):
-            return "no ε at all: there is no noise, or next to none"
+            return f"no ε at all: {self.none_because}"
         return f"ε = {self.epsilon:.4g} at δ = {self.delta:g}"
 
 
@@ -61,43 +86,44 @@ class _Route:
         return math.sqrt(self.updates) / REPLACEMENT
 
     def spent(self, noise_multiplier: float, delta: float) -> Spent:
-        return epsilon(noise_multiplier * self.gain, self.releases, delta, sampling=self.sampling)
+        return _spent(noise_multiplier * self.gain, self.releases, delta, self.sampling)
 
     def noise_for(self, wanted: float, delta: float) -> float:
         return noise_multiplier_for(wanted, self.releases, delta, sampling=self.sampling) / self.gain
 
 
-@dataclass(frozen=True)
-class _Model:
-    """Who is trusted with what, and the ways to bound ε then: each holds, so the smallest does."""
-
-    name: str
-    against: str
-    routes: tuple[_Route, ...]
-    assumptions: tuple[str, ...]
-    failure: float = 0.0  # how likely it does not hold at all, which δ has to cover
-
-    def delta_left(self, delta: float) -> float:
-        if delta <= self.failure:
-            raise PrivacyError(
-                f"δ = {delta:g}: secure sums with neighbours may hide less with probability {self.failure:.2g}; take a "
-                "larger δ, or neighbours = 0"
-            )
-        return delta - self.failure
+@cache
+def _spent(noise_multiplier: float, releases: int, delta: float, sampling: FixedSize | None) -> Spent:
+    """Several views may have one ε, which is computed once."""
+    return epsilon(noise_multiplier, releases, delta, sampling=sampling)
 
 
-def guarantees(config: RunConfig, delta: float) -> list[Guarantee]:
-    """Return what a config guarantees in each model of trust, or raise PrivacyError if nothing is clipped."""
-    noise = _clipped_noise(config)
-    return [_best(model, noise, delta) for model in _models(config, delta)]
+def guarantees(config: RunConfig, delta: float, colluding: int | None = None) -> list[Guarantee]:
+    """Return what a config guarantees against everybody who can look on, or raise PrivacyError if nothing is clipped.
+
+    Args:
+        config: the training.
+        delta: the δ of (ε, δ), below one over the number of clients.
+        colluding: how many clients put together what they see; by default one, or what `secure.colluding` says.
+
+    Returns:
+        A row for each view: "local", "aggregate", "central", "clients", "journal" where there is one, "run folder".
+    """
+    noise, taken = _clipped_noise(config), most_participations(config)
+    return [_guarantee(config, view, taken, noise, delta) for view in views(config, colluding)]
 
 
-def noise_for(config: RunConfig, wanted: float, delta: float) -> dict[str, float]:
-    """Return, by model of trust, the codec.noise_multiplier that gives a config the ε that is wanted."""
+def noise_for(config: RunConfig, wanted: float, delta: float, colluding: int | None = None) -> dict[str, float]:
+    """Return the noise multiplier that gives a config the ε that is wanted, by view; views that no noise helps are out.
+
+    It is codec.noise_multiplier, or secure.noise_multiplier where sums are secure.
+    """
     _clipped_noise(config)
+    taken = most_participations(config)
     return {
-        model.name: min(route.noise_for(wanted, model.delta_left(delta)) for route in model.routes)
-        for model in _models(config, delta)
+        view.model: min(route.noise_for(wanted, _delta_left(view, delta)) for route in _routes(config, view, taken))
+        for view in views(config, colluding)
+        if view.hiding
     }
 
 
@@ -113,111 +139,103 @@ def _clipped_noise(config: RunConfig) -> float:
     return config.codec.noise_multiplier
 
 
-def _best(model: _Model, noise: float, delta: float) -> Guarantee:
+def _delta_left(view: View, delta: float) -> float:
+    """What of δ is left when the failures of what hides clients are taken off."""
+    if delta <= view.failure:
+        raise PrivacyError(
+            f"δ = {delta:g}: secure sums with neighbours may hide less with probability {view.failure:.2g}; take a "
+            "larger δ, or neighbours = 0"
+        )
+    return delta - view.failure
+
+
+def _routes(config: RunConfig, view: View, taken: int) -> tuple[_Route, ...]:
+    """The ways to bound ε: each holds, so the smallest does."""
+    routes = [_Route(view.hiding, taken)]
+    # Who looks on knows which rounds were theirs: the others are drawn from the rest.
+    population = config.clients - view.known_noise
+    if not view.sample_is_known_because and config.per_round < population:
+        routes.append(_Route(view.hiding, config.rounds, FixedSize(config.per_round, population)))
+    return tuple(routes)
+
+
+def _guarantee(config: RunConfig, view: View, taken: int, noise: float, delta: float) -> Guarantee:
+    left = _delta_left(view, delta)
     spent, route = min(
-        ((route.spent(noise, model.delta_left(delta)), route) for route in model.routes),
-        key=lambda found: found[0].epsilon,
+        ((route.spent(noise, left), route) for route in _routes(config, view, taken)), key=lambda pair: pair[0].epsilon
     )
     sample = route.sampling
     return Guarantee(
-        model=model.name,
-        against=model.against,
+        model=view.model,
+        against=view.who,
         epsilon=spent.epsilon,
         delta=delta,
         accountant=spent.accountant,
         noise_multiplier=noise * route.gain,
         releases=route.releases,
         sampling=f"{sample.size} of {sample.population} clients" if sample else "not counted on",
-        assumptions=(*model.assumptions, *_rests_on(route)),
+        assumptions=_assumptions(config, view, route, delta),
+        sees=view.sees,
+        example=_of_an_example(config, spent.epsilon, _Route(view.hiding, taken), noise, left),
+        none_because=NO_NOISE if view.hiding else view.sight.reason,
     )
 
 
-def _rests_on(route: _Route) -> tuple[str, ...]:
+def _assumptions(config: RunConfig, view: View, route: _Route, delta: float) -> tuple[str, ...]:
+    """What a row rests on, in words; nothing where it promises nothing."""
+    if not view.hiding:
+        return ()
+    rests_on = [
+        "noise is secret and fresh: the operating system's, not a simulation's seed",
+        "losses and metrics of clients are neither sent nor shown: they have no noise",
+        *([view.sight.reason] if view.model != "local" else []),
+        *_known_noise(view),
+        *view.assumptions,
+    ]
+    if view.hiding > 1:
+        rests_on.append("every client that is counted adds its noise")
+    if config.dropout > 0 or config.secure is not None:
+        rests_on.append("who drops out does not depend on what clients hold")
+    if config.weighting == "examples":
+        rests_on.append("how many examples a client holds is not hidden: weights tell it")
+    if delta >= 1 / config.clients:
+        rests_on.append(f"δ = {delta:g} is not below 1/{config.clients}, one over the clients: lower it")
+    return (*rests_on, *_of_sampling(config, view, route))
+
+
+def _known_noise(view: View) -> tuple[str, ...]:
+    lost = view.sight.noises - view.hiding
+    if view.model != "clients" or lost == 0:
+        return ()
+    return (f"they know their own noise: that of {lost} of a round's clients is taken off, and {view.hiding} are left",)
+
+
+def _of_sampling(config: RunConfig, view: View, route: _Route) -> tuple[str, ...]:
     if route.sampling is not None:
         return ("who takes part in a round is drawn at random and stays secret",)
-    return (f"a client takes part in {route.releases} rounds at most, as with this config's seed",)
+    counted = f"a client takes part in {route.releases} rounds at most, as with this config's seed"
+    if config.per_round == config.clients or not view.sample_is_known_because:
+        return (counted,)
+    return (counted, f"sampling is not counted on: {view.sample_is_known_because}")
 
 
-def _models(config: RunConfig, delta: float) -> list[_Model]:
-    taken = most_participations(config)
-    added, why = _noise_that_adds_up(config)
-    always = ["noise is secret and fresh: the operating system's, not a simulation's seed"]
-    if delta >= 1 / config.clients:
-        always.append(f"δ = {delta:g} is not below 1/{config.clients}, one over the clients: lower it")
-    aggregate = _Route(added, taken)
-    # Who trusts the server has no reason to mind its friends.
-    trusted, why_trusted = (added, why) if config.secure is None else _who_must_stay(config.secure, config.per_round)
-    central: tuple[_Route, ...] = (_Route(trusted, taken),)
-    # Where clients have directions of their own, the mean itself shows who took part.
-    together = config.codec.keys == "shared" or config.secure is not None
-    if together and config.per_round < config.clients:
-        central = (*central, _Route(trusted, config.rounds, FixedSize(config.per_round, config.clients)))
-    return [
-        _Model("local", "the server, and whoever reads updates", (_Route(1, taken),), tuple(always)),
-        _Model(
-            "aggregate",
-            "a server that sees the sum of a round and who took part, as with secure sums",
-            (aggregate,),
-            (*always, why, *_of_neighbours(config), "every client that is counted adds its noise"),
-            failure=config.rounds * SECRECY if config.secure is not None and config.secure.neighbours else 0.0,
-        ),
-        _Model(
-            "central",
-            "whoever sees the models, while a trusted server sees updates and keeps them to itself",
-            central,
-            (*always, why_trusted, "losses and accuracies are not shown: they have no noise"),
-        ),
-    ]
-
-
-def _in_a_secure_sum(secure: SecureConfig, clients: int) -> tuple[int, str]:
-    """Integer noise of all who stay; a sum of such noises is one of its own kind, but for next to nothing."""
-    if secure.noise_multiplier > 0:
-        apart = closeness(secure.noise_in_steps(clients), clients)
-        if apart > NEGLIGIBLE:
-            raise PrivacyError(
-                f"secure.ring_bits = {secure.ring_bits}: noise of {secure.noise_in_steps(clients):.2g} steps is too "
-                "narrow for sums of it to be counted as one; take more bits, or more noise"
-            )
-    hiding, (_, reason) = secure.hiding(clients), _who_must_stay(secure, clients)
-    if friends := secure.friends(clients):
-        reason += f"; the server may know that of {friends} of them, and {hiding} are left"
-    return hiding, reason
-
-
-def _who_must_stay(secure: SecureConfig, clients: int) -> tuple[int, str]:
-    stay = secure.threshold(clients)
-    return stay, f"the noise of {stay} of {clients} clients adds up, those that must stay for a sum to be seen"
-
-
-def _of_neighbours(config: RunConfig) -> tuple[str, ...]:
-    if config.secure is None or not config.secure.neighbours:
-        return ()
-    return (
-        "who drops out, and who is in league with the server, does not depend on the order of clients in a round",
-        f"that secrets shared with a few hide less, once in 2^40 rounds, is in δ, for {config.rounds} rounds",
-    )
-
-
-def _noise_that_adds_up(config: RunConfig) -> tuple[int, str]:
-    """How many updates' noise hides one client's scalars in the mean, and why."""
-    if config.secure is not None:
-        return _in_a_secure_sum(config.secure, config.per_round)
-    codec = config.codec.build()
-    assert isinstance(codec, MPDD)  # nothing else can be clipped
-    if config.codec.keys != "shared":
-        return 1, (
-            f'noise of other clients is not counted on: keys = "{config.codec.keys}" gives them other directions, so '
-            'that it lies elsewhere; keys = "shared" adds it up'
-        )
-    if codec.bits < 32:
-        return 1, (
-            f"noise of other clients is not counted on: scalars of {codec.bits} bits are rounded one "
-            "by one, and their sum is no function of the sum of noisy scalars; bits = 32 adds it up"
-        )
-    if config.dropout > 0 or config.weighting != "equal":
-        return 1, (
-            "noise of other clients is not counted on: with dropout, or weights by examples, there may be none to "
-            'speak of; dropout = 0 and weighting = "equal" add it up'
-        )
-    return config.per_round, f"the noise of all {config.per_round} clients of a round adds up, on shared directions"
+def _of_an_example(
+    config: RunConfig, of_client: float, everywhere: _Route, noise: float, delta: float
+) -> ExampleGuarantee:
+    """ε of one example replaced: never above the client's, and below it where the batch is a small secret sample."""
+    if math.isinf(of_client):
+        return ExampleGuarantee(None, "as for a client")
+    held = holdings(config)
+    if held.overlap:
+        return ExampleGuarantee(None, "clients outnumber examples and share them, and ε is that of one client")
+    if held.overlap is None:
+        return ExampleGuarantee(of_client, "as for a client, if no other client holds the example")
+    if held.fewest == 1:
+        return ExampleGuarantee(of_client, "as for a client, who holds one")
+    if held.fewest is None or held.fewest <= config.batch or config.local_steps > 1:
+        return ExampleGuarantee(of_client, "as for a client: the sampling of batches is not counted on")
+    batch = FixedSize(config.batch, held.fewest)
+    sampled = _Route(everywhere.updates, everywhere.releases, batch).spent(noise, delta).epsilon
+    if sampled >= of_client:
+        return ExampleGuarantee(of_client, "as for a client: sampling batches gives no smaller bound")
+    return ExampleGuarantee(sampled, f"a batch is a secret sample, {batch.size} of {batch.population} examples")
