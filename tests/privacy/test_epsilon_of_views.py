@@ -109,6 +109,16 @@ def test_epsilon_of_an_example_is_that_of_a_sampled_batch() -> None:
         assert rows[model].epsilon == pytest.approx(gaussian(hiding, busiest(config), noise=2.0), rel=2e-3)
 
 
+def test_discrete_noise_of_a_hundred_steps_counts_as_normal() -> None:
+    """δ of one discrete Gaussian release, added up over all integers, at the ε of the normal one (docs: 1e-4)."""
+    for deviation, shift in ((100, 200), (100, 100), (100, 33), (1_000, 333)):
+        stated = dp_accounting.get_epsilon_gaussian(deviation / shift, DELTA)
+        integers = np.arange(-20 * deviation, 20 * deviation + shift)
+        here, there = (np.exp(-((integers - at) ** 2) / (2 * deviation**2)) for at in (0, shift))
+        exact = np.maximum(there / there.sum() - math.exp(stated) * here / here.sum(), 0).sum()
+        assert exact == pytest.approx(DELTA, rel=1e-4)
+
+
 # ------------------------------------------------------------------------------------------------ attacks, played
 
 ERROR = 5e-4  # of each of the two bounds on a rate: both hold with a probability of 99.9 %

@@ -1,6 +1,8 @@
 """What may be said of a config, and what must not."""
 
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from fedmpdd.federation import RunConfig, parse_config
 from fedmpdd.privacy.accounting import FixedSize, epsilon
 from fedmpdd.privacy.guarantees import Guarantee, guarantees, noise_for
 
+ROOT = Path(__file__).parents[2]
 CODEC: dict[str, Any] = {"name": "mpdd", "m": 50, "keys": "shared", "clip": 1.0, "noise_multiplier": 0.4}
 
 
@@ -200,6 +203,36 @@ def test_other_clients_of_a_secure_sum_know_their_noise_and_who_took_part() -> N
     assert friends["clients"].epsilon == friends["aggregate"].epsilon
     assert any("each other's keys" in text for text in friends["clients"].assumptions)
     assert "nobody does while the secure sum holds" in rows["local"].against
+
+
+def test_the_example_of_the_page_is_what_the_command_says() -> None:
+    """docs/protection.md, "An example": each number of the table, to the digits that it has there."""
+    codec = {"name": "mpdd", "m": 400, "family": "hadamard", "keys": "shared", "clip": 2.0, "noise_multiplier": 0.5}
+    unprotected = {"name": "mpdd", "m": 400, "family": "hadamard", "keys": "shared"}
+    sizes = {"clients": 4_000, "clients_per_round": 400, "batch": 1, "rounds": 50}
+    columns: list[dict[str, Any]] = [
+        {"codec": codec},
+        {"codec": codec, "downlink": "replay"},
+        {"codec": codec, "downlink": "replay", "downlink_bits": 4},
+        {"codec": unprotected, "secure": {"clip": 2.0, "noise_multiplier": 0.5}},
+        {"codec": {**codec, "keys": "partitioned"}},
+    ]
+    table = (ROOT / "docs" / "protection.md").read_text(encoding="utf-8").partition("### An example")[2]
+    for column, changes in enumerate(columns):
+        parsed = parse_config({**sizes, **changes})
+        for name, colluding in (
+            ("local", None),
+            ("aggregate", None),
+            ("clients", 1),
+            ("clients", 40),
+            ("central", None),
+        ):
+            row = {row.model: row for row in guarantees(parsed, 1e-5, colluding)}[name]
+            words = {1: "one alone", 40: "40 in league"}.get(colluding or 0, "")
+            (line,) = re.findall(rf"^\| `{name}`{', ' + words if words else ''} \|(.*)$", table, re.MULTILINE)
+            (printed,) = re.findall(r"\d+(?:\.\d+)?", line.split("|")[column])[:1]
+            digits = len(printed.partition(".")[2])
+            assert f"{row.epsilon:.{digits}f}" == printed
 
 
 def test_what_neighbours_may_fail_by_is_in_delta() -> None:
