@@ -18,9 +18,14 @@ from fedmpdd.privacy.views import TRAINING_EXAMPLES, Holdings, View, holdings, v
 from fedmpdd.wire import Session
 
 KEYS = ("sent", "derived", "partitioned", "shared")
-SECURE = (None, {}, {"colluding": 0.1}, {"neighbours": 44})  # neighbours: enough for a fifth of 60 gone
+SECURE: tuple[dict[str, Any] | None, ...] = (
+    None,
+    {},
+    {"colluding": 0.1},
+    {"neighbours": 44},
+)  # neighbours: enough for a fifth of 60 gone
 PROTECTED = {"clip": 1.0, "noise_multiplier": 0.5}
-ALL = itertools.product(
+COMBINATIONS = itertools.product(
     ("model", "replay"), (None, 4), KEYS, (32, 8), SECURE, (None, True), ("equal", "examples"), (0.0, 0.1), (1, 2)
 )
 
@@ -64,7 +69,7 @@ def by_model(config: RunConfig, colluding: int | None = None) -> dict[str, View]
 def test_every_combination() -> None:
     """Each number of hiding clients, and each secret sample, follows from five short rules."""
     seen = 0
-    for combination in ALL:
+    for combination in COMBINATIONS:
         config = config_of(*combination)
         downlink, downlink_bits, keys, bits, secure, journal, weighting, dropout, _ = combination
         if config is None:  # secure sums and rounded means want shared directions, and more

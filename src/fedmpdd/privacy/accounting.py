@@ -79,8 +79,8 @@ def noise_multiplier_for(
 
     def excess(log_noise: float) -> float:
         """How far log ε is above the wanted one: nearly a straight line, which few steps follow to its zero."""
-        found = epsilon(math.exp(log_noise), steps, delta, sampling=sampling, accountant=accountant).epsilon
-        return math.log(max(found, 1e-300) / wanted)
+        reached = epsilon(math.exp(log_noise), steps, delta, sampling=sampling, accountant=accountant).epsilon
+        return math.log(max(reached, 1e-300) / wanted)
 
     _dp_accounting()
     from scipy.optimize import brentq  # dp-accounting needs it too
