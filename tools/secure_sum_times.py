@@ -36,7 +36,7 @@ def one_round(terms: Terms, leavers: int) -> tuple[list[list[float]], float]:
     Clients' numbers have nothing to do with where they stand among their neighbours, so that any will do.
     """
     vectors = np.random.default_rng(0).integers(0, 2**terms.ring_bits, (terms.clients, terms.length), dtype=np.uint64)
-    clients = [SecureClient(terms, i) for i in range(terms.clients)]
+    clients = [SecureClient(terms, i, MemoryLedger()) for i in range(terms.clients)]
     server = SecureServer(terms)
     opening = dict.fromkeys(range(terms.clients), server.open())
     times: list[list[float]] = [[] for _ in clients]

@@ -20,6 +20,7 @@ from fedmpdd.errors import (
     WireError,
 )
 from fedmpdd.secure_sum import (
+    MemoryLedger,
     Phase,
     SecureClient,
     SecureServer,
@@ -31,8 +32,9 @@ from fedmpdd.secure_sum import (
     read_terms,
     secure_sum,
 )
-from fedmpdd.secure_sum.client import PAIR, own_mask, pair_mask, seed_digest
+from fedmpdd.secure_sum.client import own_mask, pair_mask, seed_digest
 from fedmpdd.secure_sum.messages import HEADER_BYTES, Kind, write
+from fedmpdd.secure_sum.terms import client_ids
 from tests.secure_sum.rounds import Round, terms_of
 
 ALL, FEW = {"clients": 3}, {"clients": 5, "neighbours": 2}
@@ -103,7 +105,7 @@ def test_any_changed_byte_of_an_inbox_is_noticed(who: dict[str, int]) -> None:
 def test_keys_that_hide_nothing_and_keys_in_use_are_refused() -> None:
     terms = terms_of(3)
     server = SecureServer(terms)
-    mine = SecureClient(terms, 0).advertise()
+    mine = SecureClient(terms, 0, MemoryLedger()).advertise()
     server.receive(0, mine)
     with pytest.raises(ContentError, match="hides nothing"):
         server.receive(1, write(Kind.ADVERTISED, terms, 1, bytes(32), mine[-32:]))
@@ -171,7 +173,7 @@ def test_terms_that_no_sum_has_are_refused(changes: dict[str, int], words: str) 
 
 def test_calls_that_cannot_be_meant_are_refused() -> None:
     with pytest.raises(InputError, match="0 to 2"):
-        SecureClient(terms_of(3), 3)
+        SecureClient(terms_of(3), 3, MemoryLedger())
     with pytest.raises(InputError, match="one row per client"):
         secure_sum(np.zeros(3, np.uint64))
     with pytest.raises(InputError, match="names client 7"):
@@ -191,7 +193,7 @@ def test_known_answers_are_those_of_the_document() -> None:
     terms = Terms(bytes(range(16)), 7, 5, 4, 4, 32)
     seed, mine, theirs = bytes(range(32)), bytes(range(1, 33)), bytes(range(65, 97))
     public = primitives.public_of(theirs)
-    context = terms.digest + bytes(32) + PAIR.pack(1, 3)
+    context = terms.digest + bytes(32) + client_ids(1, 3)
     lock = primitives.derive(primitives.agree(mine, public), b"channel", context)
     masks = [own_mask(terms, 2, seed), pair_mask(terms, 1, 3, mine, public)]
     answers = [terms.digest.hex(), seed_digest(terms, 2, seed).hex(), lock.hex()]

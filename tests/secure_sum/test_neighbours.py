@@ -9,6 +9,7 @@ from scipy import stats
 
 from fedmpdd.errors import ContentError, InputError, SecureSumError
 from fedmpdd.secure_sum import (
+    MemoryLedger,
     Phase,
     SecureClient,
     Terms,
@@ -240,7 +241,7 @@ def test_a_client_looks_at_its_neighbours_and_at_all_others_in_every_phase() -> 
             if i != stranger:  # who never comes
                 this.server.receive(i, this.answer(i, phase, message))
         this.opening[Phase(phase + 1)] = this.server.advance()
-    client = SecureClient.from_state(this.clients[0].state())
+    client = SecureClient.from_state(this.clients[0].state(), this.ledgers[0])
     few = set(range(9)) - {stranger} - set([holder for holder in mine if holder != 0][:3])
     everybody = write_set(range(9), 9)
     with pytest.raises(SecureSumError, match="2 who hold this client's shares shared"):
@@ -248,7 +249,7 @@ def test_a_client_looks_at_its_neighbours_and_at_all_others_in_every_phase() -> 
     with pytest.raises(ContentError, match=f"client {stranger} is said to have shared"):
         client.mask(write(Kind.INBOX, terms, 0, everybody, bytes(4 * SEALED_BYTES)), this.vectors[0])
     client.mask(this.opening[Phase.MASK][0], this.vectors[0])
-    client = SecureClient.from_state(client.state())
+    client = SecureClient.from_state(client.state(), this.ledgers[0])
     with pytest.raises(SecureSumError, match="2 who hold this client's shares stayed"):
         client.unmask(write(Kind.SURVIVORS, terms, 0xFFFF, write_set(few, 9)))
     with pytest.raises(ContentError, match=f"client {stranger} is said to have stayed"):
@@ -271,15 +272,15 @@ def test_who_shared_not_is_not_taken_for_one_who_stayed() -> None:
 
 def test_a_client_may_refuse_to_have_few_neighbours() -> None:
     terms = terms_of(100, neighbours=22, threshold=90)
-    SecureClient(terms, 0)
-    SecureClient(terms, 0, friends=0)
+    SecureClient(terms, 0, MemoryLedger())
+    SecureClient(terms, 0, MemoryLedger(), friends=0)
     with pytest.raises(SecureSumError, match="with 10 of 100 clients in league with the server it takes 32"):
-        SecureClient(terms, 0, friends=10)
+        SecureClient(terms, 0, MemoryLedger(), friends=10)
     # What the terms let go counts as gone, whatever the server meant the neighbours for.
     with pytest.raises(SecureSumError, match="it takes"):
-        SecureClient(terms_of(60, neighbours=2), 0, friends=0)
+        SecureClient(terms_of(60, neighbours=2), 0, MemoryLedger(), friends=0)
     with pytest.raises(SecureSumError, match="it takes everybody"):
-        SecureClient(terms_of(100, neighbours=98, threshold=51), 0, friends=60)
+        SecureClient(terms_of(100, neighbours=98, threshold=90), 0, MemoryLedger(), friends=60)
 
 
 # ------------------------------------------------------------------------------------------ what the server sees

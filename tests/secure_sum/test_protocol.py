@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from fedmpdd.errors import ContentError, InputError, SecureSumError
 from fedmpdd.secure_sum import (
+    MemoryLedger,
     Phase,
     SecureClient,
     Terms,
@@ -18,7 +19,7 @@ from fedmpdd.secure_sum import (
     primitives,
     secure_sum,
 )
-from fedmpdd.secure_sum.messages import HEADER_BYTES, Kind, write, write_set
+from fedmpdd.secure_sum.messages import HEADER_BYTES, Kind, phases_of, write, write_set
 from tests.secure_sum.rounds import Round, some_vectors, sum_of, terms_of
 
 # ------------------------------------------------------------------------------------------------- exact sums
@@ -133,34 +134,42 @@ def test_a_client_refuses_too_few_keys_changed_keys_and_keys_that_others_were_no
 
 
 def test_phases_are_answered_in_order_and_rounds_once() -> None:
-    client = SecureClient(terms_of(3), 0, last_round=2)
+    ledger = MemoryLedger()
+    SecureClient(terms_of(3, round=2), 0, ledger).advertise()
+    client = SecureClient(terms_of(3), 0, ledger)
     with pytest.raises(SecureSumError, match="MASK was asked"):
         client.mask(b"", np.zeros(5, np.uint64))
     client.advertise()
     with pytest.raises(SecureSumError, match="ADVERTISE was asked"):
         client.advertise()
-    for last in (3, 4):
+    for last in (2, 3):
         with pytest.raises(SecureSumError, match="summed once"):
-            SecureClient(terms_of(3), 0, last_round=last)
+            SecureClient(terms_of(3, round=last), 0, ledger)
 
 
-@pytest.mark.parametrize(("clients", "neighbours"), [(3, 0), (6, 2)], ids=["all", "neighbours"])
-def test_a_client_that_keeps_its_state_on_disk_goes_on_where_it_was(clients: int, neighbours: int) -> None:
-    terms = terms_of(clients, neighbours=neighbours)
+def restored(this: Round, i: int, state: bytes) -> SecureClient:
+    return SecureClient.from_state(state, this.ledgers[i], identity=this.identities[i])
+
+
+@pytest.mark.parametrize(
+    ("clients", "neighbours", "signed"),
+    [(3, 0, False), (6, 2, False), (4, 0, True)],
+    ids=["all", "neighbours", "signatures"],
+)
+def test_a_client_that_keeps_its_state_on_disk_goes_on_where_it_was(
+    clients: int, neighbours: int, signed: bool
+) -> None:
+    terms = terms_of(clients, neighbours=neighbours, signed=signed)
     everybody = tuple(range(clients))
     vectors = some_vectors(clients, 5, 32)
     this = Round(terms, vectors, until=Phase.ADVERTISE)
-    for phase in (Phase.ADVERTISE, Phase.SHARE, Phase.MASK, Phase.UNMASK):
-        this.clients = [SecureClient.from_state(client.state()) for client in this.clients]
-        this.answers(phase)
-        for i, message in this.sent[phase].items():
-            this.server.receive(i, message)
-        if phase < Phase.UNMASK:
-            this.opening[Phase(phase + 1)] = this.server.advance()
+    for phase in phases_of(terms):
+        this.clients = [restored(this, i, client.state()) for i, client in enumerate(this.clients)]
+        this.play(phase)
     assert this.server.finish().tolist() == sum_of(vectors, everybody, 32)
     with pytest.raises(SecureSumError, match="answered once"):
-        SecureClient.from_state(this.clients[0].state()).unmask(survivors(terms, *everybody))
+        restored(this, 0, this.clients[0].state()).unmask(survivors(terms, *everybody))
     whole = json.loads(this.clients[0].state())
     for state in (b"", b"{}", b"[]", b"\xff", json.dumps({**whole, "phase": 9}).encode()):
         with pytest.raises(InputError, match="not the state"):
-            SecureClient.from_state(state)
+            SecureClient.from_state(state, MemoryLedger(), identity=this.identities[0])

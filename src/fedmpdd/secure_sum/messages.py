@@ -18,7 +18,7 @@ from fedmpdd.errors import (
     TruncatedFrameError,
     VersionError,
 )
-from fedmpdd.secure_sum.primitives import KEY_BYTES, NONCE_BYTES, TAG_BYTES
+from fedmpdd.secure_sum.primitives import KEY_BYTES, NONCE_BYTES, SIGNATURE_BYTES, TAG_BYTES
 from fedmpdd.secure_sum.shamir import PRIME, SHARE_BYTES
 from fedmpdd.secure_sum.terms import TERMS_BYTES, Terms
 
@@ -32,13 +32,26 @@ SEALED_BYTES = NONCE_BYTES + 2 * SHARE_BYTES + TAG_BYTES
 
 
 class Phase(IntEnum):
-    """The phases of a round, named after what clients send."""
+    """The phases of a round, named after what clients send. Their order is that of `phases_of`, not of the numbers."""
 
     ADVERTISE = 0
     SHARE = 1
     MASK = 2
     UNMASK = 3
     DONE = 4
+    CONFIRM = 5  # between MASK and UNMASK, in rounds with signatures
+
+
+def phases_of(terms: Terms) -> tuple[Phase, ...]:
+    """Return the phases of a round in their order, without DONE, which comes after them."""
+    confirm = (Phase.CONFIRM,) if terms.signed else ()
+    return (Phase.ADVERTISE, Phase.SHARE, Phase.MASK, *confirm, Phase.UNMASK)
+
+
+def phase_after(terms: Terms, phase: Phase) -> Phase:
+    """Return the phase that follows one of a round's."""
+    phases = (*phases_of(terms), Phase.DONE)
+    return phases[phases.index(phase) + 1]
 
 
 class Kind(IntEnum):
@@ -52,6 +65,8 @@ class Kind(IntEnum):
     MASKED = 5
     SURVIVORS = 6
     UNMASKED = 7
+    CONFIRMATIONS = 8  # opens UNMASK in rounds with signatures, where SURVIVORS opens CONFIRM
+    CONFIRMED = 9
 
 
 def write(kind: Kind, terms: Terms, client: int, *parts: bytes) -> bytes:
@@ -159,26 +174,31 @@ def read_shares(data: bytes | memoryview) -> list[int]:
     return shares
 
 
-def bytes_up(terms: Terms) -> tuple[int, int, int, int]:
-    """Return what a client sends in each phase of a round that nobody leaves."""
-    bodies = (
-        2 * KEY_BYTES,
-        KEY_BYTES + (terms.most_holders - 1) * SEALED_BYTES,
-        terms.ring.nbytes(terms.length),
-        terms.most_holders * SHARE_BYTES,
-    )
-    first, second, third, fourth = (HEADER_BYTES + body for body in bodies)
-    return first, second, third, fourth
+def advertised_bytes(terms: Terms) -> int:
+    """Bytes of what a client says of its keys: two of them, and where it signs, its signature."""
+    return 2 * KEY_BYTES + (SIGNATURE_BYTES if terms.signed else 0)
 
 
-def bytes_down(terms: Terms) -> tuple[int, int, int, int]:
-    """Return what a client is sent at the start of each phase of a round that nobody leaves."""
+def bytes_up(terms: Terms) -> tuple[int, ...]:
+    """Return what a client sends in each phase of a round that nobody leaves, in the order of `phases_of`."""
+    bodies = {
+        Phase.ADVERTISE: advertised_bytes(terms),
+        Phase.SHARE: KEY_BYTES + (terms.most_holders - 1) * SEALED_BYTES,
+        Phase.MASK: terms.ring.nbytes(terms.length),
+        Phase.CONFIRM: SIGNATURE_BYTES,
+        Phase.UNMASK: terms.most_holders * SHARE_BYTES,
+    }
+    return tuple(HEADER_BYTES + bodies[phase] for phase in phases_of(terms))
+
+
+def bytes_down(terms: Terms) -> tuple[int, ...]:
+    """Return what a client is sent at the start of each phase of a round that nobody leaves, in the same order."""
     members = set_bytes(terms.clients)
-    bodies = (
-        TERMS_BYTES,
-        members + terms.most_holders * 2 * KEY_BYTES,
-        members + (terms.most_holders - 1) * SEALED_BYTES,
-        members,
-    )
-    first, second, third, fourth = (HEADER_BYTES + body for body in bodies)
-    return first, second, third, fourth
+    bodies = {
+        Phase.ADVERTISE: TERMS_BYTES,
+        Phase.SHARE: members + terms.most_holders * advertised_bytes(terms),
+        Phase.MASK: members + (terms.most_holders - 1) * SEALED_BYTES,
+        Phase.CONFIRM: members,
+        Phase.UNMASK: members + (terms.threshold * SIGNATURE_BYTES if terms.signed else 0),
+    }
+    return tuple(HEADER_BYTES + bodies[phase] for phase in phases_of(terms))

@@ -6,7 +6,8 @@ import os
 from fedmpdd.errors import ContentError, MissingDependencyError
 
 try:
-    from cryptography.exceptions import InvalidTag
+    from cryptography.exceptions import InvalidSignature, InvalidTag
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
@@ -20,6 +21,8 @@ except ModuleNotFoundError as missing:
 KEY_BYTES = 32  # of secret and public keys, seeds and digests alike
 NONCE_BYTES = 12
 TAG_BYTES = 16
+SIGNATURE_BYTES = 64
+_FIELD = 2**255 - 19  # of X25519: coordinates are below it
 _LABEL = b"fedmpdd secure sum 1: "
 
 
@@ -39,6 +42,38 @@ def agree(secret: bytes, public: bytes) -> bytes:
         return X25519PrivateKey.from_private_bytes(secret).exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:  # a point of small order: what is agreed on would be known to everybody
         raise ContentError(f"{public.hex()} is a public key that hides nothing; drop the client it is from") from None
+
+
+def check_canonical(public: bytes) -> None:
+    """Raise ContentError unless a public key is written in the one way that it should be.
+
+    X25519 ignores the highest bit and takes a coordinate modulo 2^255 − 19, so that one key has several spellings:
+    who compares keys as bytes takes them for different ones.
+    """
+    if int.from_bytes(public, "little") >= _FIELD:
+        raise ContentError(
+            f"{public.hex()} is another spelling of a public key; expected a number below 2^255 − 19, the lowest byte "
+            "first: drop the client it is from"
+        )
+
+
+def verify_key_of(secret: bytes) -> bytes:
+    """Return the Ed25519 verify key of a signing key."""
+    return Ed25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
+
+
+def sign(secret: bytes, text: bytes) -> bytes:
+    """Return the Ed25519 signature of a text, which says itself what it is for."""
+    return Ed25519PrivateKey.from_private_bytes(secret).sign(_LABEL + text)
+
+
+def is_signed(public: bytes, signature: bytes, text: bytes) -> bool:
+    """Whether a signature is by the owner of a verify key, and of this text."""
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, _LABEL + text)
+    except (InvalidSignature, ValueError):  # ValueError: the verify key is no point of the curve
+        return False
+    return True
 
 
 def digest(*parts: bytes) -> bytes:

@@ -16,13 +16,28 @@ MOST_CLIENTS = 2**15
 MOST_ELEMENTS = 2**31 - 1
 RUN_BYTES = 16
 
-_TERMS = struct.Struct("<16sQHHBxHI")  # run, round, clients, threshold, ring bits, a zero, neighbours, length
+_TERMS = struct.Struct("<16sQHHBBHI")  # run, round, clients, threshold, ring bits, signed, neighbours, length
 TERMS_BYTES = _TERMS.size
+_PAIR = struct.Struct("<HH")
+
+
+def client_ids(first: int, second: int) -> bytes:
+    """Return two clients' numbers as they stand in what is hashed, sealed or signed."""
+    return _PAIR.pack(first, second)
 
 
 def default_threshold(clients: int) -> int:
     """Return ⌊2n/3⌋ + 1: a third of the clients may vanish, and another third may tell the server all they know."""
     return 2 * clients // 3 + 1
+
+
+def threshold_against(clients: int, friends: int) -> int:
+    """Return the smallest threshold of a round with signatures that so many friends of the server cannot break.
+
+    Two sets of survivors that are believed have t signatures each. Friends sign both, the others one, so that this
+    takes 2·(t − friends) of n − friends clients; where 2·t > n + friends there are not as many.
+    """
+    return (clients + friends) // 2 + 1
 
 
 @dataclass(frozen=True)
@@ -35,6 +50,8 @@ class Terms:
         mask, so that the server cannot lift both masks of a client by telling one half this and the other half that.
     neighbours: with how many others each client shares its secrets, an even number; more than half of them, itself
         counted, lift a mask. `enough_neighbours` for n − threshold drop-outs says how many. 0: with everybody.
+    signed: whether clients sign their keys and who survived, against a server that lies about them. Not with
+        neighbours.
     """
 
     run: bytes
@@ -44,6 +61,7 @@ class Terms:
     threshold: int = 0
     ring_bits: int = 32
     neighbours: int = 0
+    signed: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.run, bytes) or len(self.run) != RUN_BYTES:
@@ -70,6 +88,14 @@ class Terms:
             raise InputError(
                 f"neighbours = {value!r} of {self.clients} clients: expected an even number below {self.clients - 1}, "
                 "or 0 for everybody; see enough_neighbours"
+            )
+        if not isinstance(self.signed, bool):
+            raise InputError(f"signed = {self.signed!r}: expected True or False")
+        if self.signed and self.neighbours:
+            raise InputError(
+                f"signed with neighbours = {self.neighbours}: who stands next to whom follows from run and round, "
+                "which a server that lies tries until its friends surround a client, and no signature shows it; "
+                "take neighbours = 0"
             )
 
     @cached_property
@@ -113,17 +139,26 @@ class Terms:
     def to_bytes(self) -> bytes:
         """Return the terms as they stand in the message that opens a round."""
         return _TERMS.pack(
-            self.run, self.round, self.clients, self.threshold, self.ring_bits, self.neighbours, self.length
+            self.run,
+            self.round,
+            self.clients,
+            self.threshold,
+            self.ring_bits,
+            self.signed,
+            self.neighbours,
+            self.length,
         )
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Terms":
         """Read terms of the right length, or raise ContentError."""
-        run, round_number, clients, threshold, ring_bits, neighbours, length = _TERMS.unpack(data)
+        run, round_number, clients, threshold, ring_bits, signed, neighbours, length = _TERMS.unpack(data)
         try:
-            terms = cls(run, round_number, clients, length, threshold, ring_bits, neighbours)
+            terms = cls(run, round_number, clients, length, threshold, ring_bits, neighbours, signed == 1)
         except InputError as error:
             raise ContentError(f"no secure sum has the terms that came: {error}") from None
         if terms.to_bytes() != bytes(data):
-            raise ContentError("the terms hold bytes that this package never writes; expected zeros: drop this message")
+            raise ContentError(
+                "the terms hold bytes that this package never writes; expected 0 or 1: drop this message"
+            )
         return terms
