@@ -1,6 +1,10 @@
 """Messages of secure sums: nothing is believed that is garbled, late, repeated, or of somebody else."""
 
+import hashlib
+import itertools
 import math
+import os
+import random
 import re
 from pathlib import Path
 from typing import Any
@@ -113,6 +117,42 @@ def test_keys_that_hide_nothing_and_keys_in_use_are_refused() -> None:
         server.receive(1, write(Kind.ADVERTISED, terms, 1, mine[HEADER_BYTES:]))
 
 
+def other_spellings(key: bytes) -> dict[str, bytes]:
+    """Keys that agree with everybody on the same secrets as this one."""
+    value, field = int.from_bytes(key, "little"), 2**255 - 19
+    return {
+        "another spelling": (value + 2**255).to_bytes(32, "little"),  # the highest bit is ignored
+        "in use": pow(value, -1, field).to_bytes(32, "little"),  # the same point plus the one of order two
+    }
+
+
+def test_a_key_that_agrees_on_the_same_secrets_is_the_same_key() -> None:
+    terms = terms_of(3)
+    server = SecureServer(terms)
+    mine = SecureClient(terms, 0, MemoryLedger()).advertise()
+    server.receive(0, mine)
+    secret, key = primitives.new_secret(), mine[-32:]
+    for words, other in other_spellings(key).items():
+        assert other != key
+        assert primitives.agree(secret, other) == primitives.agree(secret, key)
+        for body in (other + primitives.public_of(secret), primitives.public_of(secret) + other):
+            with pytest.raises(ContentError, match=words):
+                server.receive(1, write(Kind.ADVERTISED, terms, 1, body))
+    server.receive(1, SecureClient(terms, 1, MemoryLedger()).advertise())
+
+
+@pytest.mark.parametrize("beyond", [2**255 - 19, 2**255 - 10, 2**255 + 9, 2**256 - 1])
+def test_keys_are_numbers_below_the_field_and_written_in_one_way(beyond: int) -> None:
+    primitives.check_canonical((2**255 - 20).to_bytes(32, "little"))
+    key = beyond.to_bytes(32, "little")
+    this = Round(terms_of(3), until=Phase.SHARE)
+    message = this.opening[Phase.SHARE][0]
+    with pytest.raises(ContentError, match="another spelling"):
+        this.answer(0, Phase.SHARE, message[:-32] + key)
+    with pytest.raises(ContentError, match="another spelling"):
+        SecureServer(this.terms).receive(0, write(Kind.ADVERTISED, this.terms, 0, key, message[-32:]))
+
+
 @pytest.mark.parametrize("dropped", [False, True])
 def test_a_wrong_share_stops_the_round_instead_of_spoiling_the_sum(dropped: bool) -> None:
     terms = terms_of(4, threshold=3)
@@ -182,6 +222,51 @@ def test_calls_that_cannot_be_meant_are_refused() -> None:
     for call in (this.server.advance, this.server.finish, lambda: this.server.receive(0, b"")):
         with pytest.raises(InputError, match=r"DONE|over"):
             call()
+
+
+@pytest.mark.parametrize(
+    ("neighbours", "expected"),
+    [
+        (0, "7ad9e49be398047c4fa2f43dab7f4fadf05a7bb0e6c4d563924e615310185c7a"),
+        (4, "688f3ebfa429e20198ea694bff21d85e48035a31cc63a5658e0d22b24548c834"),
+    ],
+)
+def test_messages_without_signatures_are_byte_for_byte_those_of_the_first_release(
+    neighbours: int, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All messages of a round that client 3 leaves, with made-up randomness; the hashes are of the code of before."""
+
+    def pretend(name: str) -> None:
+        blocks = (hashlib.sha256(f"{name}{k}".encode()).digest() for k in itertools.count())
+        rest = bytearray()
+
+        def draw(count: int) -> bytes:
+            while len(rest) < count:
+                rest.extend(next(blocks))
+            taken = bytes(rest[: -(-count // 32) * 32])
+            del rest[: len(taken)]
+            return taken[:count]
+
+        monkeypatch.setattr(os, "urandom", draw)
+        monkeypatch.setattr(random, "_urandom", draw)
+
+    pretend("")
+    terms = Terms(bytes(range(16)), 3, 7, 5, 5, 24, neighbours)
+    this = Round(terms, np.arange(35, dtype=np.uint64).reshape(7, 5), until=Phase.ADVERTISE)
+    transcript = hashlib.sha256()
+    for phase in (Phase.ADVERTISE, Phase.SHARE, Phase.MASK, Phase.UNMASK):
+        for i, message in this.opening[phase].items():
+            transcript.update(message)
+            if (phase, i) != (Phase.MASK, 3):
+                pretend(f"{i} {phase:d} ")
+                answer = this.answer(i, phase, message)
+                pretend("server")
+                transcript.update(answer)
+                this.server.receive(i, answer)
+        if phase < Phase.UNMASK:
+            this.opening[Phase(phase + 1)] = this.server.advance()
+    assert transcript.hexdigest() == expected
+    assert this.server.finish().tolist() == [90, 96, 102, 108, 114]
 
 
 # ---------------------------------------------------------------------------------------------- the document
