@@ -112,9 +112,7 @@ def main() -> None:
             f"| {statistics.median(hard):.0f} |",
             flush=True,
         )
-    print(
-        "\n| n | neighbours | m | up: advertise + share + mask (+ confirm) + unmask | down | up against the vector alone |"
-    )
+    print("\n| n | neighbours | m | up: advertise + share + mask (+ confirm) + unmask | down | up against the vector |")
     print("| --- | --- | --- | --- | --- | --- |")
     for clients, length, neighbours, signed in SIZES:
         terms = terms_of(clients, length, neighbours, signed)

@@ -31,10 +31,12 @@ from fedmpdd.secure_sum import (
     Terms,
     bytes_down,
     bytes_up,
+    default_threshold,
     enough_neighbours,
     primitives,
     read_terms,
     secure_sum,
+    threshold_against,
 )
 from fedmpdd.secure_sum.client import own_mask, pair_mask, seed_digest
 from fedmpdd.secure_sum.messages import HEADER_BYTES, Kind, write
@@ -303,17 +305,40 @@ def test_the_circle_and_how_many_neighbours_are_enough_are_those_of_the_document
         assert found == [int(count) for count in counts.split("|")[1:]]
 
 
-def test_the_document_counts_bytes_right_and_its_code_runs() -> None:
-    row = r"\| ([\d,]+) \| (all|\d+) \| ([\d,]+) \| ([\d, +]+) = [\d,]+ \| ([\d, +]+) = [\d,]+ \|"
+def test_the_document_counts_bytes_right() -> None:
+    row = r"\| ([\d,]+) \| (all|all, signed|\d+) \| ([\d,]+) \| ([\d, +]+) = [\d,]+ \| ([\d, +]+) = [\d,]+ \|"
     rows = re.findall(row, DOCUMENT)
-    assert len(rows) == 9
-    for clients, neighbours, length, up, down in rows:
+    assert len(rows) == 12
+    for clients, holders, length, up, down in rows:
         n, m = (int(text.replace(",", "")) for text in (clients, length))
-        terms = terms_of(n, m, neighbours=0 if neighbours == "all" else int(neighbours))
+        neighbours = int(holders) if holders.isdigit() else 0
+        terms = terms_of(n, m, neighbours=neighbours, signed=holders == "all, signed")
         assert up == " + ".join(f"{count:,}" for count in bytes_up(terms))
         assert down == " + ".join(f"{count:,}" for count in bytes_down(terms))
-    (code,) = re.findall(r"```python\n(.*?)```", DOCUMENT, flags=re.DOTALL)
+        members = 3 * math.ceil(n / 8)
+        beside, beneath = 66 + 127 * n, 6 + 158 * n + members
+        if neighbours:
+            beside, beneath = 193 + 127 * neighbours, 164 + 158 * neighbours + members
+        elif terms.signed:
+            beside, beneath = 210 + 127 * n, 22 + 222 * n + 64 * terms.threshold + members + math.ceil(n / 8)
+        assert (sum(bytes_up(terms)) - 4 * m, sum(bytes_down(terms))) == (beside, beneath)
+
+
+def test_the_code_of_the_document_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    first, second = re.findall(r"```python\n(.*?)```", DOCUMENT, flags=re.DOTALL)
     names: dict[str, Any] = {}
-    exec(code, names)
+    exec(first, names)
     expected = np.delete(names["scalars"], 3, axis=0).mean(axis=0)
     assert np.abs(names["mean"] - expected).max() < 1e-7
+    exec(second, names)
+    assert names["server"].answered == (3,)
+    assert (tmp_path / "client-3-rounds.json").exists()
+
+
+def test_the_document_says_right_from_how_many_friends_a_threshold_protects() -> None:
+    rows = re.findall(r"^\| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", DOCUMENT, flags=re.MULTILINE)
+    assert len(rows) == 4
+    for n, t, friends, gone in (map(int, row) for row in rows):
+        assert t == default_threshold(n) == n - gone
+        assert threshold_against(n, friends) <= t < threshold_against(n, friends + 1)
