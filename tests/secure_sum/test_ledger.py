@@ -128,6 +128,11 @@ def test_a_file_that_is_no_ledger_stops_the_client_instead_of_being_taken_for_an
             FileLedger(path)
 
 
+def test_a_folder_that_is_not_there_is_an_error_of_ours(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="a folder that can be written"):
+        FileLedger(tmp_path / "missing" / "rounds.json")
+
+
 def test_a_server_that_makes_up_trainings_does_not_fill_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger, "MOST_RUNS", 2)
     book = MemoryLedger()

@@ -329,9 +329,9 @@ def test_who_signs_one_set_tells_no_shares_for_another() -> None:
     signatures = {i: this.answer(i, Phase.CONFIRM, this.opening[Phase.CONFIRM][i])[HEADER_BYTES:] for i in (1, 2, 3, 4)}
     with pytest.raises(ContentError, match="client 3 is said to have signed who stayed, but did not stay"):
         client.unmask(confirmations(this.terms, signatures))
-    own = {0: client._signature(b"survivors", client._survivors_text())}
+    mine = {0: client._signature(b"survivors", client._survivors_text())}
     with pytest.raises(ContentError, match="client 1 did not sign that this client's set of survivors is its own"):
-        client.unmask(confirmations(this.terms, {**own, 1: signatures[1], 2: signatures[2]}))
+        client.unmask(confirmations(this.terms, {**mine, 1: signatures[1], 2: signatures[2]}))
 
 
 # ----------------------------------------------------------------------------------------------- replays and forgery

@@ -134,10 +134,10 @@ def exp_coins(whole: Integers, rest: list[int], denominator: int, words: Words) 
         return np.asarray(heads)
 
     heads = _stops_at_odd(len(rest), coin)
-    left = whole.copy()
-    while (pending := np.flatnonzero(heads & (left > 0))).size:  # exp(−1) for every whole one, all of which must show
+    ones = whole.copy()
+    while (pending := np.flatnonzero(heads & (ones > 0))).size:  # exp(−1) for every whole one, all of which must show
         heads[pending] = _exp_minus_one(pending.size, words)
-        left[pending] -= 1
+        ones[pending] -= 1
     return heads
 
 

@@ -101,7 +101,7 @@ class SecureClient:
         self._present: list[int] = []  # who is there still, as far as this client was told
         self._view = b""  # stands for all that everybody was told of who is there, and by which keys
         self._shares: dict[int, list[int]] = {}  # of b_j and s_j^SK, of those who shared
-        self._stayed: list[int] = []  # U3, where this client has signed it
+        self._survivors: list[int] = []  # U3, where this client has signed it
 
     def advertise(self) -> bytes:
         """Send two public keys, one to talk to the others by and one to agree on masks."""
@@ -120,8 +120,8 @@ class SecureClient:
         size = messages.advertised_bytes(terms)
         messages.check_length(body, len(members) * size)
         self._need(present, members, "sent keys")
-        advertised = dict(zip(members, messages.split(body, size), strict=True))
-        channel_keys, mask_keys = self._checked_keys(advertised)
+        bodies = dict(zip(members, messages.split(body, size), strict=True))
+        channel_keys, mask_keys = self._checked_keys(bodies)
         self._channel_keys, self._mask_keys, self._present = channel_keys, mask_keys, present
         self._view = primitives.digest(b"keys", who if terms.neighbours else keys)
         points = [member + 1 for member in members]
@@ -173,7 +173,7 @@ class SecureClient:
     def confirm(self, survivors: bytes) -> bytes:
         """Sign who stayed, as this client was told, together with all that it was told before. Tell no share yet."""
         self._expect(Phase.CONFIRM)
-        self._stayed = self._read_survivors(survivors)
+        self._survivors = self._read_survivors(survivors)
         return self._answer(Kind.CONFIRMED, self._signature(b"survivors", self._survivors_text()))
 
     def unmask(self, message: bytes) -> bytes:
@@ -184,7 +184,7 @@ class SecureClient:
         self._expect(Phase.UNMASK)
         if self.terms.signed:
             self._check_confirmations(message)
-            stayed = set(self._stayed)
+            stayed = set(self._survivors)
         else:
             stayed = set(self._read_survivors(message))
         shares = [self._shares[member][0 if member in stayed else 1] for member in sorted(self._shares)]
@@ -210,7 +210,7 @@ class SecureClient:
                 "phase": int(self.phase),
                 "secrets": [self._channel_secret.hex(), self._mask_secret.hex(), self._seed.hex()],
                 "present": self._present,
-                "stayed": self._stayed,
+                "survivors": self._survivors,
                 "view": self._view.hex(),
                 "keys": {n: [key.hex(), self._mask_keys[n].hex()] for n, key in self._channel_keys.items()},
                 "shares": {n: messages.write_shares(pair).hex() for n, pair in self._shares.items()},
@@ -237,7 +237,7 @@ class SecureClient:
             client.phase = Phase(kept["phase"])
             client._channel_secret, client._mask_secret, client._seed = map(bytes.fromhex, kept["secrets"])
             client._present = [int(member) for member in kept["present"]]
-            client._stayed = [int(member) for member in kept["stayed"]]
+            client._survivors = [int(member) for member in kept["survivors"]]
             client._view = bytes.fromhex(kept["view"])
             client._channel_keys = {int(n): bytes.fromhex(pair[0]) for n, pair in kept["keys"].items()}
             client._mask_keys = {int(n): bytes.fromhex(pair[1]) for n, pair in kept["keys"].items()}
@@ -293,9 +293,9 @@ class SecureClient:
                 "is in: nothing is told; ask more clients, or lower what it insists on (fewest_clients)"
             )
 
-    def _checked_keys(self, advertised: dict[int, bytes]) -> tuple[dict[int, bytes], dict[int, bytes]]:
+    def _checked_keys(self, bodies: dict[int, bytes]) -> tuple[dict[int, bytes], dict[int, bytes]]:
         """Return the channel and mask keys of what clients are said to have advertised, or raise ContentError."""
-        pairs = {member: (each[:KEY_BYTES], each[KEY_BYTES : 2 * KEY_BYTES]) for member, each in advertised.items()}
+        pairs = {member: (body[:KEY_BYTES], body[KEY_BYTES : 2 * KEY_BYTES]) for member, body in bodies.items()}
         pieces = [key for pair in pairs.values() for key in pair]
         for key in pieces:
             primitives.check_canonical(key)
@@ -303,8 +303,8 @@ class SecureClient:
             raise ContentError("two public keys are the same; every client makes its own: leave this round")
         if b"".join(pairs[self.client]) != self._public_keys():
             raise ContentError("the server passed on other keys than this client sent: leave this round")
-        for member, each in advertised.items():
-            self._check_signature(member, each[2 * KEY_BYTES :], b"advertised", each[: 2 * KEY_BYTES], "these keys")
+        for member, body in bodies.items():
+            self._check_signature(member, body[2 * KEY_BYTES :], b"advertised", body[: 2 * KEY_BYTES], "these keys")
         return {member: pair[0] for member, pair in pairs.items()}, {member: pair[1] for member, pair in pairs.items()}
 
     def _read_survivors(self, message: bytes) -> list[int]:
@@ -324,8 +324,10 @@ class SecureClient:
         signers = messages.read_set(body, terms.clients)
         body = body[messages.set_bytes(terms.clients) :]
         messages.check_length(body, len(signers) * SIGNATURE_BYTES)
-        if unknown := sorted(set(signers) - set(self._stayed)):
-            raise ContentError(f"client {unknown[0]} is said to have signed who stayed, but did not stay: leave")
+        if unknown := sorted(set(signers) - set(self._survivors)):
+            raise ContentError(
+                f"client {unknown[0]} is said to have signed who stayed, but did not stay: leave this round"
+            )
         if len(signers) < terms.threshold:
             raise SecureSumError(
                 f"{len(signers)} clients signed who stayed, and the terms say at least {terms.threshold}: nothing more "
@@ -380,7 +382,7 @@ class SecureClient:
         return self._identity.sign(purpose, self.terms, self.client, text)
 
     def _survivors_text(self) -> bytes:
-        return survivors_text(self.terms, self._view, self._present, self._stayed)
+        return survivors_text(self.terms, self._view, self._present, self._survivors)
 
     def _public_keys(self) -> bytes:
         return primitives.public_of(self._channel_secret) + primitives.public_of(self._mask_secret)

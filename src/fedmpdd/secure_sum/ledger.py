@@ -172,7 +172,10 @@ def _locked(path: Path) -> Iterator[None]:
         import fcntl
     except ModuleNotFoundError:
         raise InputError("a ledger in a file needs the file locks of a Unix, and this is none: see Ledger") from None
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise InputError(f"no ledger can be kept here ({error}): name a file in a folder that can be written") from None
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield

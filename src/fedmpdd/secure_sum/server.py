@@ -44,7 +44,7 @@ class SecureServer:
         self._total: Words = np.zeros(terms.length, terms.ring.dtype)
         self._stayed: set[int] = set()  # U3: whose vectors are in the total
         self._told: dict[int, dict[int, int]] = {}  # U4: a share of each of U2 that they hold shares of
-        self._confirmed: dict[int, bytes] = {}  # in rounds with signatures: who signed U3, and the signatures
+        self._confirmations: dict[int, bytes] = {}  # in rounds with signatures: who signed U3, and the signatures
         self._probe = primitives.new_secret()  # what keys agree on with it tells whether two are the same
         self._keys_in_use: set[bytes] = set()
         self._holders: dict[int, list[int]] = {}  # of whom they were asked for, where it is not everybody
@@ -117,7 +117,7 @@ class SecureServer:
     def _tell_confirmations(self, members: tuple[int, ...]) -> dict[int, bytes]:
         signers = members[: self.terms.threshold]  # as many as convince a client; more are so many bytes
         who = messages.write_set(signers, self.terms.clients)
-        signatures = [self._confirmed[signer] for signer in signers]
+        signatures = [self._confirmations[signer] for signer in signers]
         return dict.fromkeys(members, messages.write(Kind.CONFIRMATIONS, self.terms, EVERYBODY, who, *signatures))
 
     def finish(self) -> NDArray[np.uint64]:
@@ -153,18 +153,18 @@ class SecureServer:
         messages.check_length(body, messages.advertised_bytes(self.terms))
         channel_key, mask_key = messages.split(body[: 2 * KEY_BYTES], KEY_BYTES)
         signature = bytes(body[2 * KEY_BYTES :])
-        agreed = set()
+        fingerprints = set()
         for key in (channel_key, mask_key):
             primitives.check_canonical(key)
             # One that nobody can agree with would stop everybody. What is agreed on is the same for two keys that
             # differ by a point of small order: they are one key too.
-            agreed.add(primitives.agree(self._probe, key))
-        if len(agreed) < 2 or agreed & self._keys_in_use:
+            fingerprints.add(primitives.agree(self._probe, key))
+        if len(fingerprints) < 2 or fingerprints & self._keys_in_use:
             raise ContentError(f"client {client} sent a public key that is in use already: drop this message")
         self._check_signature(client, signature, b"advertised", channel_key + mask_key)
         self._keys[client] = (channel_key, mask_key)
         self._key_signatures[client] = signature
-        self._keys_in_use |= agreed
+        self._keys_in_use |= fingerprints
 
     def _shared(self, client: int, message: bytes) -> None:
         body = messages.read(message, Kind.SHARES, self.terms, client)
@@ -183,7 +183,7 @@ class SecureServer:
         messages.check_length(body, SIGNATURE_BYTES)
         text = survivors_text(self.terms, self._view, self._sealed, self._stayed)
         self._check_signature(client, bytes(body), b"survivors", text)
-        self._confirmed[client] = bytes(body)
+        self._confirmations[client] = bytes(body)
 
     def _check_signature(self, client: int, signature: bytes, purpose: bytes, text: bytes) -> None:
         if self._roster is not None and not self._roster.is_signed(signature, purpose, self.terms, client, text):
@@ -227,7 +227,7 @@ class SecureServer:
             Phase.ADVERTISE: self._keys,
             Phase.SHARE: self._sealed,
             Phase.MASK: self._stayed,
-            Phase.CONFIRM: self._confirmed,
+            Phase.CONFIRM: self._confirmations,
         }
         return answers.get(self.phase, self._told)
 
@@ -240,7 +240,7 @@ class SecureServer:
             Phase.SHARE: self._keys,
             Phase.MASK: self._sealed,
             Phase.CONFIRM: self._stayed,
-            Phase.UNMASK: self._confirmed if self.terms.signed else self._stayed,
+            Phase.UNMASK: self._confirmations if self.terms.signed else self._stayed,
         }
         return expected[self.phase]
 
