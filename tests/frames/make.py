@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from fedmpdd import MPDD, Session, pack
-from fedmpdd.codecs import EDEN, FedSGD, Gaussian, Peaks, SignSGD, TopK
+from fedmpdd.codecs import EDEN, FedSGD, Gaussian, LpProj, Peaks, SignSGD, TopK
 
 HERE = Path(__file__).parent / "malformed"
 GRADIENT = np.random.default_rng(0).standard_normal((1, 300)).astype(np.float32)
 CODEC = MPDD(m=50, bits=1, family="hadamard")
+LARGEST = struct.pack("<f", np.finfo(np.float32).max)
 SESSION = Session(CODEC, 300, sends_seed=True)
 
 
@@ -45,6 +46,7 @@ def frames() -> dict[str, bytes]:
     signs = pack(SignSGD().encode(GRADIENT, [7])[0])
     eden = pack(EDEN(bits=3, rows=5).encode(GRADIENT, [7])[0])
     peaks = pack(Peaks(3, 64).encode(GRADIENT, [7])[0])
+    rows = pack(LpProj(70).encode(GRADIENT, [7])[0])
     compact = SESSION.pack(CODEC.encode(GRADIENT, [7])[0])
     return {
         "empty.TruncatedFrameError": b"",
@@ -107,6 +109,11 @@ def frames() -> dict[str, bytes]:
         "peaks-more-directions-than-coordinates.LimitError": changed(peaks, 16, struct.pack("<I", 64)),
         "peaks-scale-zero-with-peaks.ContentError": changed(peaks, 32, b"\x00"),
         "peaks-stray-bits.ContentError": changed(peaks, len(peaks) - 5, bytes([peaks[-5] | 0x80])),
+        "scalar-above-2-to-the-127.ContentError": changed(full, 32, f4(np.nextafter(np.float32(2**127), np.inf))),
+        "scale-one-bit-largest.ContentError": changed(one, 32, LARGEST),
+        "eden-scale-largest.ContentError": changed(eden, 32, LARGEST),
+        "lp-proj-scalars-largest.ContentError": changed(rows, 32, LARGEST * 70),
+        "lp-proj-days-of-work.LimitError": changed(rows, 8, struct.pack("<QI", 2**30, 2**14)),
         "compact-empty.TruncatedFrameError": b"",
         "compact-self-contained.MagicError": one,
         "compact-version-2.VersionError": b"\xf2" + compact[1:],

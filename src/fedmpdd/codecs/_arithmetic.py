@@ -35,12 +35,17 @@ def weighted_sum(d: int, factors: NDArray[np.float64], values: Callable[[int, sl
     return out
 
 
-def as_float32(values: NDArray[np.float64] | Float32, what: str) -> Float32:
-    """Round to float32, or raise CodecError where that is not finite."""
+def as_float32(values: NDArray[np.float64] | Float32, what: str, largest: float = math.inf) -> Float32:
+    """Round to float32, or raise CodecError where that is not finite, or above `largest` in size."""
     with np.errstate(over="ignore"):
         rounded = values.astype(np.float32, copy=False)
     if not np.isfinite(rounded).all():
         raise CodecError(f"{what} overflows float32: the gradient is too large; scale or clip it before encoding")
+    if largest < math.inf and np.abs(rounded).max() > largest:
+        raise CodecError(
+            f"{what} is above {largest:.4g}, beyond which an estimate could leave float32: the gradient is too large; "
+            "scale or clip it before encoding"
+        )
     return rounded
 
 

@@ -49,15 +49,29 @@ def check_spare_bits(packed: NDArray[Any], count: int, bits: int) -> None:
         raise ContentError(f"the {8 - used} bits after the last scalar are not all zero: drop this update")
 
 
-def check_scale(scale: float, *numbers: NDArray[Any]) -> None:
-    """Raise ContentError unless the scale is finite and 0 or above, and all numbers are 0 where it is."""
+def check_scale(scale: float, *numbers: NDArray[Any], largest: float = math.inf) -> None:
+    """Raise ContentError unless the scale is finite, from 0 to `largest`, and all numbers are 0 where it is 0."""
     if not (math.isfinite(scale) and math.copysign(1.0, scale) > 0):
         raise ContentError(f"the scale is {scale}; expected a finite number, 0 or above: drop this update")
+    if scale > largest:
+        raise ContentError(
+            f"the scale is {scale}, expected at most {largest:.4g}: the estimate could leave float32; drop this update"
+        )
     if scale == 0.0 and any(array.any() for array in numbers):
         raise ContentError("the scale is 0 but a scalar is not; a zero gradient has zero scalars: drop this update")
 
 
-def check_finite_values(values: NDArray[Any]) -> None:
-    """Raise ContentError if a float is NaN or infinite."""
+def check_finite_values(values: NDArray[Any], largest: float = math.inf) -> None:
+    """Raise ContentError if a float is NaN or infinite, or above `largest` in size."""
     if not np.isfinite(values).all():
         raise ContentError("a scalar is NaN or infinite; expected finite float32: drop this update")
+    if largest < math.inf and (size := largest_size(values)) > largest:
+        raise ContentError(
+            f"a scalar is {size:.4g} in size, expected at most {largest:.4g}: the estimate could leave float32; "
+            "drop this update"
+        )
+
+
+def largest_size(values: NDArray[Any]) -> float:
+    """Return the largest magnitude of some floats, 0 if there are none; NaN if one of them is."""
+    return max(float(values.max()), -float(values.min())) if values.size else 0.0

@@ -13,7 +13,16 @@ from numpy.typing import NDArray
 
 from fedmpdd.codecs._arithmetic import as_float32
 from fedmpdd.codecs._packing import check_finite_values
-from fedmpdd.codecs.base import Arrays, Codec, Float32, Parameters, Section, Update, check_count
+from fedmpdd.codecs.base import (
+    LARGEST_COORDINATE,
+    Arrays,
+    Codec,
+    Float32,
+    Parameters,
+    Section,
+    Update,
+    check_count,
+)
 from fedmpdd.codecs.mpdd import MPDD
 from fedmpdd.directions import Key, check_key
 from fedmpdd.errors import CodecError
@@ -59,11 +68,15 @@ class DeComFL(Codec):
 
     def check_content(self, arrays: Arrays, d: int) -> None:
         """See Codec."""
-        check_finite_values(arrays[0])
+        check_finite_values(arrays[0], LARGEST_COORDINATE)
 
-    def work(self, d: int) -> int:
+    def work(self, d: int, slot: int = 0) -> int:
         """See Codec."""
         return self._projections.work(d)
+
+    def _bound(self, updates: Sequence[Update]) -> float:
+        """See Codec."""
+        return self._projections._bound(updates)
 
     def parameters(self) -> Parameters:
         """See Codec."""
@@ -81,7 +94,7 @@ class DeComFL(Codec):
         """Make updates of f(x + μu) − f(x − μu) [clients, m], for directions u of the keys."""
         if differences.shape != (len(keys), self.m):
             raise CodecError(f"differences have shape {list(differences.shape)}, expected [{len(keys)}, {self.m}]")
-        scalars = as_float32(differences / (2 * self.step), "a difference of losses")
+        scalars = as_float32(differences / (2 * self.step), "a difference of losses", LARGEST_COORDINATE)
         return [Update(self, d, check_key(key), (row.copy(),)) for key, row in zip(keys, scalars, strict=True)]
 
     def _encode(self, gradients: Float32, keys: list[Key]) -> list[Arrays]:

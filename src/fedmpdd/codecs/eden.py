@@ -16,12 +16,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmpdd.codecs._arithmetic import as_float32
-from fedmpdd.codecs._packing import check_scale, check_spare_bits, pack_indices, packed_bytes, unpack_indices
-from fedmpdd.codecs.base import Arrays, Codec, Float32, Parameters, Section, Update, check_bits, check_count
+from fedmpdd.codecs._packing import (
+    check_scale,
+    check_spare_bits,
+    largest_size,
+    pack_indices,
+    packed_bytes,
+    unpack_indices,
+)
+from fedmpdd.codecs.base import (
+    LARGEST_COORDINATE,
+    Arrays,
+    Codec,
+    Float32,
+    Parameters,
+    Section,
+    Update,
+    check_bits,
+    check_count,
+)
 from fedmpdd.directions import Key, check_d, family_named, hadamard_size, moments
 from fedmpdd.errors import CodecError
 
 BITS = (1, 2, 3, 4)
+# Every level is below 4, so that no coordinate of an estimate is above 4 times the scale.
+_LARGEST_SCALE = LARGEST_COORDINATE / 4
 # Lloyd–Max levels of the standard normal above 0; those below are their mirror image, thresholds lie half-way.
 LLOYD_MAX = {
     1: (0.7978845608,),
@@ -72,8 +91,16 @@ class EDEN(Codec):
     def check_content(self, arrays: Arrays, d: int) -> None:
         """See Codec."""
         scale, packed = arrays
-        check_scale(float(scale[0]), packed)
+        check_scale(float(scale[0]), packed, largest=_LARGEST_SCALE)
         check_spare_bits(packed, self.sent(d), self.bits)
+
+    def work(self, d: int, slot: int = 0) -> int:
+        """See Codec. Unpacking levels takes longer than the transform."""
+        return 64 * d + 640 * self.sent(d)
+
+    def _bound(self, updates: Sequence[Update]) -> float:
+        """See Codec."""
+        return 4 * largest_size(np.concatenate([update.arrays[0] for update in updates]))
 
     def parameters(self) -> Parameters:
         """See Codec."""
@@ -99,7 +126,7 @@ class EDEN(Codec):
         indices = np.searchsorted(thresholds, rotated / math.sqrt(square or 1.0), side="right").astype(np.uint8)
         # The scale is that of all rows, sent or not: rows are left out at random, which scaling by N/rows makes up for.
         product = float((rotated * levels[indices]).mean())
-        scale = as_float32(np.array([square / product if square > 0 else 0.0]), "the scale")
+        scale = as_float32(np.array([square / product if square > 0 else 0.0]), "the scale", _LARGEST_SCALE)
         if self.rows is not None:
             indices = indices[(key.slot * self.rows % size + np.arange(self.rows)) % size]
         if scale[0] == 0:

@@ -17,11 +17,22 @@ from fedmpdd.codecs._packing import (
     check_finite_values,
     check_scale,
     check_spare_bits,
+    largest_size,
     pack_nibbles,
     packed_bytes,
     unpack_nibbles,
 )
-from fedmpdd.codecs.base import Arrays, Codec, Float32, Parameters, Section, Update, check_bits, check_count
+from fedmpdd.codecs.base import (
+    LARGEST_COORDINATE,
+    Arrays,
+    Codec,
+    Float32,
+    Parameters,
+    Section,
+    Update,
+    check_bits,
+    check_count,
+)
 from fedmpdd.directions import FAMILIES, Key, family_named, hadamard_size, moments, rounding_words
 from fedmpdd.errors import CodecError, ContentError
 
@@ -29,8 +40,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BITS = (32, 16, 8, 4, 1)
-_LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 _INTEGER_TYPES = {16: "<i2", 8: "<i1"}
+_SCALE_TOO_LARGE = (
+    f"the scale stands for scalars above {LARGEST_COORDINATE:.4g}, beyond which an estimate could leave float32: the "
+    "gradient is too large; scale or clip it before encoding"
+)
 
 
 @dataclass(frozen=True)
@@ -73,20 +87,28 @@ class MPDD(Codec):
     def check_content(self, arrays: Arrays, d: int) -> None:
         """See Codec."""
         if self.bits == 32:
-            check_finite_values(arrays[0])
+            check_finite_values(arrays[0], LARGEST_COORDINATE)
             return
         scale, scalars = float(arrays[0][0]), arrays[1]
-        check_scale(scale, scalars)
+        check_scale(scale, scalars, largest=self._largest_scale)
         if self.bits in (1, 4):
             check_spare_bits(scalars, self.m, self.bits)
         if self.bits > 1 and (self._unpack(scalars) < -self.levels).any():
             raise ContentError(f"a scalar has level {-self.levels - 1}; levels are ±{self.levels}: drop this update")
-        if self.bits > 1 and scale * self.levels > _LARGEST_FLOAT32:
-            raise ContentError(f"the scale is {scale}, so that the largest level is beyond float32: drop this update")
 
-    def work(self, d: int) -> int:
+    @property
+    def _largest_scale(self) -> float:
+        """The scale whose last level is the largest coordinate that an update may stand for."""
+        return LARGEST_COORDINATE / (self.levels if self.bits > 1 else 1)
+
+    def work(self, d: int, slot: int = 0) -> int:
         """See Codec."""
-        return d * self.m if self.family == "rademacher" else d * 64
+        return d * self.m if self.family == "rademacher" else 64 * d + 128 * self.m
+
+    def _bound(self, updates: Sequence[Update]) -> float:
+        """See Codec. A coordinate is a mean of m scalars, with signs."""
+        sizes = np.concatenate([update.arrays[0] for update in updates])
+        return largest_size(sizes) * (1 if self.bits == 32 else max(1, self.levels))
 
     def parameters(self) -> Parameters:
         """See Codec."""
@@ -105,26 +127,24 @@ class MPDD(Codec):
         seconds_and_fourths = moments(gradients)
         # Algorithm 2, lines 7-10: s[j] = u_jᵀ g
         scalars = family_named(self.family).encode(gradients, keys, self.m)
-        return self._arrays(scalars, seconds_and_fourths, keys, gradients.shape[1])
+        return self._arrays(scalars, seconds_and_fourths, keys)
 
-    def _arrays(
-        self, scalars: Float32, seconds_and_fourths: NDArray[np.float64], keys: list[Key], d: int
-    ) -> list[Arrays]:
+    def _arrays(self, scalars: Float32, seconds_and_fourths: NDArray[np.float64], keys: list[Key]) -> list[Arrays]:
         """Turn scalars [clients, m] and the moments of their gradients into the arrays of each update."""
-        # |s| ≤ √d·‖g‖, so that only a huge gradient needs a look at every scalar.
-        if seconds_and_fourths[:, 0].max() * d > 1e76 and not np.isfinite(scalars).all():
-            raise CodecError(
-                "a projection overflows float32: the gradient is too large; scale or clip it before encoding"
-            )
         return self.arrays_of(scalars, _one_bit_scales(seconds_and_fourths) if self.bits == 1 else None, keys)
 
     def arrays_of(
         self, scalars: Float32, one_bit_scales: NDArray[np.float64] | None, keys: Sequence[Key]
     ) -> list[Arrays]:
-        """Return the arrays of updates with these scalars [clients, m], finite ones.
+        """Return the arrays of updates with these scalars [clients, m], or raise CodecError where one is too large.
 
         Signs need scales [clients] beside them, which are None for every other number of bits.
         """
+        if not largest_size(scalars) <= LARGEST_COORDINATE:  # NaN included
+            raise CodecError(
+                f"a projection is above {LARGEST_COORDINATE:.4g}, beyond which an estimate could leave float32: the "
+                "gradient is too large; scale or clip it before encoding"
+            )
         if self.bits == 32:
             return [(row,) for row in scalars]
         if one_bit_scales is not None:
@@ -140,8 +160,8 @@ class MPDD(Codec):
         # float32 may have rounded the step down, and the largest scalar must not need one level more.
         low = scales.astype(np.float64) * self.levels < largest
         scales[low] = np.nextafter(scales[low], np.float32(np.inf))
-        if (scales.astype(np.float64) * self.levels > _LARGEST_FLOAT32).any():
-            raise CodecError("the scale overflows float32: the gradient is too large; scale or clip it before encoding")
+        if (scales.astype(np.float64) > self._largest_scale).any():
+            raise CodecError(_SCALE_TOO_LARGE)
         steps = np.where(scales > 0, scales, 1).astype(np.float64)[:, np.newaxis]
         uniform = (rounding_words(keys, self.m) + 0.5) * 2.0**-32
         levels = np.floor(scalars / steps + uniform)
@@ -182,7 +202,7 @@ class MPDD(Codec):
 
         # Scalars are few: once they are made, the rest is done as on the CPU.
         scalars, moments = mpdd_cuda.project_to_host(self, gradients, keys)
-        return self._arrays(scalars, moments, keys, gradients.shape[1])
+        return self._arrays(scalars, moments, keys)
 
     def _decode_sum_on_gpu(
         self, updates: Sequence[Update], factors: NDArray[np.float64], d: int, device: str
@@ -252,8 +272,9 @@ def _one_bit_scales(seconds_and_fourths: NDArray[np.float64]) -> NDArray[np.floa
 
 def _one_bit(scalars: Float32, exact_scales: NDArray[np.float64]) -> tuple[Float32, NDArray[np.uint8]]:
     """Scales as they are sent, and packed signs."""
-    scales = exact_scales.astype(np.float32)
-    if not np.isfinite(scales).all():
-        raise CodecError("the scale overflows float32: the gradient is too large; scale or clip it before encoding")
+    with np.errstate(over="ignore"):
+        scales = exact_scales.astype(np.float32)
+    if not (scales <= LARGEST_COORDINATE).all():
+        raise CodecError(_SCALE_TOO_LARGE)
     negative = (scalars < 0) & (scales > 0)[:, np.newaxis]
     return scales, np.packbits(negative, axis=1, bitorder="little")

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedmpdd.codecs.base import LARGEST_COORDINATE
 from fedmpdd.codecs.mpdd import MPDD
 from fedmpdd.directions import Key, cuda
 from fedmpdd.errors import CodecError, GradientError
@@ -75,7 +76,7 @@ def encode(codec: MPDD, gradients: Tensor, keys: list[Key]) -> Round:
         scales, values = _rounded(codec, scalars, own)
     # A gradient that is not finite has no finite scalar and no finite scale: one look at few numbers does for all.
     largest = scalars if scales is None else scales.double() * max(1, codec.levels)
-    if not bool((largest.abs() <= torch.finfo(torch.float32).max).all()):
+    if not bool((largest.abs() <= LARGEST_COORDINATE).all()):
         refuse(gradients)
     return Round(own, scales, values)
 
@@ -117,7 +118,8 @@ def refuse(gradients: Tensor) -> NoReturn:
             "lower the learning rate or clip before encoding"
         )
     raise CodecError(
-        "a projection, or their scale, overflows float32: the gradient is too large; scale or clip it before encoding"
+        f"a projection, or their scale, is above {LARGEST_COORDINATE:.4g}, beyond which an estimate could leave "
+        "float32: the gradient is too large; scale or clip it before encoding"
     )
 
 

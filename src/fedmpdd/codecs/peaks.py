@@ -129,9 +129,13 @@ class Peaks(Codec):
             raise ContentError("the scale is 0 but a peak is not; a zero gradient has zero peaks: drop this update")
         check_spare_bits(packed, self.m, self.bits)
 
-    def work(self, d: int) -> int:
+    def work(self, d: int, slot: int = 0) -> int:
         """See Codec."""
-        return self.projection.work(d)
+        return self.projection.work(d) + 1_024 * self.m
+
+    def _bound(self, updates: Sequence[Update]) -> float:
+        """See Codec. A coordinate is the mean of m numbers that are ± the scale."""
+        return float(scale_values()[-1])
 
     def parameters(self) -> Parameters:
         """See Codec."""

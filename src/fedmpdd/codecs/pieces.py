@@ -54,7 +54,7 @@ def encode_pieces(codec: MPDD, pieces: "Iterable[Float32] | Iterable[Tensor]", k
     else:
         encode = {"rademacher": _encode_rademacher, "hadamard": _encode_hadamard}[codec.family]
         scalars, moments = encode(_Flattened(together, d, _flat_array), key, codec.m, d)
-    return Update(codec, d, key, codec._arrays(scalars, moments, [key], d)[0])
+    return Update(codec, d, key, codec._arrays(scalars, moments, [key])[0])
 
 
 def decode_pieces(
@@ -70,6 +70,7 @@ def decode_pieces(
     With a device ("cuda", …) they are tensors there, and the GPU does the work.
     Rademacher directions need a buffer of 4 MB at most besides the array that is handed out. With hadamard directions
     the arrays are parts of one buffer of hadamard_size(d) floats; updates of different seeds need a second one.
+    As `decode_mean`, it raises CodecError where the estimate is not finite, when that part of it is asked for.
     """
     _check_codec(codec)
     d = codec._check_round(updates)
@@ -84,9 +85,25 @@ def decode_pieces(
             f"d = {d} coordinates; pass the size of every tensor, in the order in which they were encoded"
         )
     if device is not None:
-        return _decode_on_gpu(codec, updates, factors, checked, d, device)
+        return _checked(codec, updates, _decode_on_gpu(codec, updates, factors, checked, d, device))
     decode = {"rademacher": _decode_rademacher, "hadamard": _decode_hadamard}[codec.family]
-    return decode(codec, updates, factors, checked, d)
+    return _checked(codec, updates, decode(codec, updates, factors, checked, d))
+
+
+def _checked(codec: MPDD, updates: Sequence[Update], estimates: Iterator[Any]) -> Iterator[Any]:
+    """Hand on the parts of an estimate; raise CodecError at the first that is not finite."""
+    if codec._surely_finite(updates):
+        return estimates
+    return _looked_at(codec, updates, estimates)
+
+
+def _looked_at(codec: MPDD, updates: Sequence[Update], estimates: Iterator[Any]) -> Iterator[Any]:
+    for part in estimates:
+        finite = np.isfinite(part) if isinstance(part, np.ndarray) else part.isfinite()
+        if not bool(finite.all()):
+            codec._refuse_estimate(updates)
+        yield part
+        del part, finite  # whoever makes the next one may need their memory
 
 
 def _check_codec(codec: MPDD) -> None:

@@ -57,6 +57,10 @@ class QSGD(Codec):
             if (self._unpack(packed, part) < -self.levels).any():
                 raise ContentError(f"a level is {-self.levels - 1}; levels are ±{self.levels}: drop this update")
 
+    def work(self, d: int, slot: int = 0) -> int:
+        """See Codec."""
+        return (64 if self.bits == 8 else 128) * d
+
     def parameters(self) -> Parameters:
         """See Codec."""
         return Parameters(second=self.bits)

@@ -41,6 +41,10 @@ class RandK(Codec):
         """See Codec."""
         check_finite_values(arrays[0])
 
+    def work(self, d: int, slot: int = 0) -> int:
+        """See Codec. The key's order of coordinates is walked up to those of the slot."""
+        return 32 * d + 1_024 * self.k + 192 * (slot * self.k % d)
+
     def parameters(self) -> Parameters:
         """See Codec."""
         return Parameters(size=self.k)

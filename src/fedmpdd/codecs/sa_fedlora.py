@@ -13,11 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmpdd.codecs._arithmetic import as_float32
-from fedmpdd.codecs._packing import check_finite_values
-from fedmpdd.codecs.base import Arrays, Codec, Float32, Parameters, Section, Update, check_count
+from fedmpdd.codecs._packing import check_finite_values, largest_size
+from fedmpdd.codecs.base import (
+    LARGEST_COORDINATE,
+    Arrays,
+    Codec,
+    Float32,
+    Parameters,
+    Section,
+    Update,
+    check_count,
+)
 from fedmpdd.codecs.fedsgd import FedSGD
 from fedmpdd.directions import Key, check_finite
-from fedmpdd.errors import CodecError
+from fedmpdd.errors import CodecError, ContentError
 
 _START_SEED = 20_240  # of the fixed matrices A
 
@@ -88,10 +97,25 @@ class SAFedLora(Codec):
     def check_content(self, arrays: Arrays, d: int) -> None:
         """See Codec."""
         check_finite_values(arrays[0])
+        if self._reach(arrays[0]) > LARGEST_COORDINATE:
+            raise ContentError(
+                f"the factors of a layer have products above {LARGEST_COORDINATE:.4g}: the estimate could leave "
+                "float32; drop this update"
+            )
 
-    def work(self, d: int) -> int:
+    def _reach(self, values: Float32) -> float:
+        """Return what no product of the two factors of a layer exceeds: rank · max|left| · max|right|."""
+        reach, begin = 0.0, 0
+        for rows, columns, rank in self.layers():
+            middle, end = begin + rows * rank, begin + rank * (rows + columns)
+            if rank:
+                reach = max(reach, rank * largest_size(values[begin:middle]) * largest_size(values[middle:end]))
+            begin = end if rank else begin + rows * max(columns, 1)
+        return reach
+
+    def work(self, d: int, slot: int = 0) -> int:
         """See Codec."""
-        return sum(rows * max(columns, 1) * max(r, 1) for rows, columns, r in self.layers())
+        return sum(rows * max(columns, 1) * (96 + 3 * r) for rows, columns, r in self.layers())
 
     def parameters(self) -> Parameters:
         """See Codec. The shapes do not fit a header: such frames are read in a session only."""
@@ -118,7 +142,13 @@ class SAFedLora(Codec):
                 left, _ = np.linalg.qr(matrix @ (matrix.T @ left))
                 layer = np.concatenate([left.reshape(-1), (left.T @ matrix).reshape(-1)])
             parts.append(layer)
-        return as_float32(np.concatenate(parts), "a factor")
+        factors = as_float32(np.concatenate(parts), "a factor")
+        if self._reach(factors) > LARGEST_COORDINATE:
+            raise CodecError(
+                f"the product of two factors could be above {LARGEST_COORDINATE:.4g}, beyond which an estimate could "
+                "leave float32: the gradient is too large; scale or clip it before encoding"
+            )
+        return factors
 
     def _decode_sum(self, updates: Sequence[Update], factors: NDArray[np.float64], d: int) -> Float32:
         out = np.zeros(d)

@@ -45,6 +45,10 @@ class SignSGD(Codec):
             check_scale(float(arrays[0][0]), signs)
         check_spare_bits(signs, d, 1)
 
+    def work(self, d: int, slot: int = 0) -> int:
+        """See Codec."""
+        return 96 * d
+
     def parameters(self) -> Parameters:
         """See Codec."""
         return Parameters(first=int(self.scaled))

@@ -48,6 +48,10 @@ class TopK(Codec):
             raise ContentError(f"the indices are not ascending numbers below d = {d}: drop this update")
         check_finite_values(values)
 
+    def work(self, d: int, slot: int = 0) -> int:
+        """See Codec."""
+        return 32 * d + 256 * self.k
+
     def parameters(self) -> Parameters:
         """See Codec."""
         return Parameters(size=self.k)
