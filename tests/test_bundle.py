@@ -1,12 +1,15 @@
 """Bundles: every round through bytes and back, and nothing else believed."""
 
+import struct
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmpdd.bundle import Bundle, unpack_bundle
-from fedmpdd.codecs import MPDD, Codec
+from fedmpdd.bundle import MOST_UPDATES, Bundle, unpack_bundle
+from fedmpdd.codecs import MPDD, Codec, SignSGD
 from fedmpdd.directions import Key, partitioned_keys
 from fedmpdd.errors import ContentError, InputError, LimitError, TruncatedFrameError, WireError
 from tests.codecs.table import CODECS_UNDER_TEST, D, label
@@ -95,8 +98,89 @@ def test_rubbish_is_a_wire_error(data: bytes) -> None:
         raise AssertionError("bytes from outside are a WireError") from error
 
 
+def frame(way: int, count: int, keys: bytes, codec: Codec = ONE_BIT) -> bytes:
+    """A bundle of empty updates without weights, its keys given as they come."""
+    return struct.pack("<BBHI", way, 0, 0, count) + keys + bytes(count * codec.bytes_per_update(D))
+
+
+SEED = struct.pack("<Q", 5)
+
+
+@pytest.mark.parametrize(
+    ("way", "count", "keys"),
+    [
+        (1, 2, SEED * 2),  # one key for all, said twice
+        (2, 1, SEED),  # one update's seed as if it were shared
+        (3, 1, SEED + struct.pack("<I", 1) + b"\x01"),  # slot 0 alone, which needs no slots
+    ],
+)
+def test_a_round_has_one_bundle(way: int, count: int, keys: bytes) -> None:
+    with pytest.raises(ContentError, match="there is a shorter one"):
+        unpack_bundle(frame(way, count, keys), ONE_BIT, D)
+
+
+@given(
+    st.integers(0, 3),
+    st.integers(0, 4),
+    st.lists(st.sampled_from([bytes(8), SEED, bytes([1, 0, 0, 0]), b"\x09\0\0\0", b"\x01", b"\x03", b"\x81\x01"])),
+    st.booleans(),
+)
+def test_whatever_is_read_packs_to_the_same_bytes(way: int, count: int, parts: list[bytes], weighted: bool) -> None:
+    data = bytearray(frame(way, count, b"".join(parts) + (struct.pack("<d", 1.5) * count if weighted else b"")))
+    data[1] = weighted
+    try:
+        bundle = unpack_bundle(bytes(data), ONE_BIT, D)
+    except WireError:
+        return
+    assert bundle.pack() == data
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [[Key(5)], [Key(5, 3)], [Key(5)] * 2, [Key(5), Key(6)], partitioned_keys(5, 2), [Key(5, 1), Key(5, 9_000)]],
+    ids=str,
+)
+@pytest.mark.parametrize("weights", [None, 0.25])
+def test_what_this_package_writes_is_what_it_reads(keys: list[Key], weights: float | None) -> None:
+    """Among them the one update of a round's key that stands for a mean, and weights with factors in them."""
+    bundle = bundle_of(ONE_BIT, keys, None if weights is None else (weights,) * len(keys))
+    assert unpack_bundle(bundle.pack(), ONE_BIT, D) == bundle
+
+
+@pytest.mark.parametrize("way", [0, 1, 2, 3])
+def test_what_a_bundle_claims_costs_nothing(way: int) -> None:
+    codec = SignSGD() if way == 0 else ONE_BIT
+    data = struct.pack("<BBHI", way, 1, 0, MOST_UPDATES) + bytes(8) + b"\xff" * 4
+    tracemalloc.start()
+    with pytest.raises(WireError):
+        unpack_bundle(data, codec, D)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 100_000
+
+
+def test_a_long_row_of_slots_is_not_unpacked() -> None:
+    """Two million marked slots for one update: a byte each, or a number each, would be several times the bundle."""
+    marks = b"\xff" * 2**18
+    data = frame(3, 1, SEED + struct.pack("<I", 8 * len(marks)) + marks)
+    tracemalloc.start()
+    with pytest.raises(ContentError, match="marks other slots"):
+        unpack_bundle(data, ONE_BIT, D)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < len(marks)
+
+
+def test_rounds_that_no_bundle_holds_are_refused_on_both_sides() -> None:
+    update = bundle_of(ONE_BIT, [Key(5)]).updates[0]
+    with pytest.raises(LimitError, match="at most 1,048,576"):
+        Bundle((update,) * (MOST_UPDATES + 1)).pack()
+    with pytest.raises(LimitError, match="at most 1,048,576"):
+        unpack_bundle(struct.pack("<BBHI", 2, 0, 0, MOST_UPDATES + 1), ONE_BIT, D)
+
+
 def test_weights_that_cannot_be_meant_are_refused() -> None:
-    for weights in ((-1.0, 2.0), (float("nan"), 1.0), (0.0, 0.0)):
+    for weights in ((-1.0, 2.0), (float("nan"), 1.0), (0.0, 0.0), (1e308, 1e308)):
         data = bundle_of(ONE_BIT, [Key(1), Key(2)], weights).pack()
         with pytest.raises(ContentError, match="weights"):
             unpack_bundle(data, ONE_BIT, D)

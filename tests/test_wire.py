@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import fedmpdd
 from fedmpdd import MPDD, Key, Limits, Session, Update, errors, pack, unpack
-from fedmpdd.codecs import QSGD, Codec, Peaks
+from fedmpdd.codecs import QSGD, Codec, LpProj, Peaks
 from fedmpdd.codecs.mpdd import BITS
 from fedmpdd.errors import (
     ChecksumError,
@@ -181,6 +181,30 @@ def test_a_server_gets_the_codec_and_d_that_it_expects() -> None:
     for wrong in ({"codec": MPDD(m=6)}, {"d": 41}, {"codec": codec, "d": 39}):
         with pytest.raises(SessionMismatchError, match="both sides must use the same"):
             unpack(frame, **wrong)
+
+
+def test_another_codec_is_refused_before_anything_is_copied() -> None:
+    """A server that expects 5 scalars is sent four million of them, with whatever else is wrong behind the header."""
+    frame = pack(Update(MPDD(m=2**22), 40, Key(1), (np.zeros(2**22, dtype=np.float32),)))
+    frames = (frame, frame[:-1], frame[:-1] + b"!")
+    tracemalloc.start()
+    for expected in ({"codec": MPDD(m=5)}, {"d": 41}):
+        for sent in frames:
+            with pytest.raises(SessionMismatchError):
+                unpack(sent, **expected)  # type: ignore[arg-type]
+        with pytest.raises(SessionMismatchError):
+            unpack(frame, Limits(max_payload=1), **expected)  # type: ignore[arg-type]
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 100_000
+
+
+def test_a_frame_that_would_take_days_is_refused() -> None:
+    """65 kB of lp-proj ask for a matrix of 2^44 normal numbers."""
+    codec = LpProj(2**14)
+    body = b"FMPD\x01\x06\x00\x00" + struct.pack("<QIIQ", 2**30, codec.size, 0, 0) + bytes(4 * codec.size)
+    with pytest.raises(LimitError, match=r"about 1\.8e\+05 s on one core.* raise Limits\.max_work"):
+        unpack(body + zlib.crc32(body).to_bytes(4, "little"))
 
 
 def test_limits_that_cannot_be_met() -> None:

@@ -95,7 +95,8 @@ def unpack_catch_up(
         at += length
         d = header.d
     if kind & _MODEL:
-        if d is None or count == 0 or len(body) != at + 4 * d * count:
+        # With d = 0 any number of vectors would fit the length.
+        if d is None or d < 1 or count == 0 or len(body) != at + 4 * d * count:
             raise FrameLengthError(f"a message with {count} vectors of {d or 'unknown'} numbers has {len(body)} bytes")
         vectors = np.frombuffer(body[at:], "<f4").astype(np.float32).reshape(count, d)
         if not np.isfinite(vectors).all():

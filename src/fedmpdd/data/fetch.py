@@ -1,19 +1,24 @@
 """Bringing datasets from their official mirrors, and looking over what is there."""
 
+import gzip
+import http.client
 import shutil
 import tarfile
 import tempfile
 import urllib.error
 import urllib.request
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
-from fedmpdd.data.base import RemoteFile, Source, sha256_of
+from fedmpdd.data.base import RemoteFile, Source, damaged, sha256_of
 from fedmpdd.errors import DataError
 
 TIMEOUT_S = 30
 CHUNK = 1 << 20
+MOST_FILE_BYTES = 2**30  # of a file that is fetched; the largest, CIFAR-10's archive, has 170 MB
+MOST_MEMBER_BYTES, MOST_NAME_BYTES, MOST_MEMBERS = 2**26, 2**16, 16  # of an archive; together at most 1 GiB
 
 
 def fetch(source: Source, folder: Path, progress: Callable[[str, int, int | None], None] | None = None) -> list[Path]:
@@ -40,13 +45,18 @@ def _download(file: RemoteFile, path: Path, progress: Callable[[str, int, int | 
         place = Path(partial.name)
         try:
             with urllib.request.urlopen(file.url, timeout=TIMEOUT_S) as answer:
-                length = answer.headers.get("Content-Length")
+                length = answer.headers.get("Content-Length") or ""
+                total = int(length) if length.isdecimal() and len(length) < 20 else None
                 done = 0
                 while chunk := answer.read(CHUNK):
                     partial.write(chunk)
                     done += len(chunk)
+                    if done > MOST_FILE_BYTES:
+                        raise DataError(
+                            f"{file.url} sends more than {MOST_FILE_BYTES:,} bytes: it is another file; try again later"
+                        )
                     if progress is not None:
-                        progress(path.name, done, int(length) if length else None)
+                        progress(path.name, done, total)
             partial.close()
             digest = sha256_of(place)
             if digest != file.sha256:
@@ -55,7 +65,7 @@ def _download(file: RemoteFile, path: Path, progress: Callable[[str, int, int | 
                     "it was changed or cut off; try again later"
                 )
             place.replace(path)
-        except (urllib.error.URLError, OSError) as error:
+        except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
             raise DataError(
                 f"{file.url} cannot be fetched: {error}; get the file elsewhere and put it at {path}"
             ) from None
@@ -63,14 +73,63 @@ def _download(file: RemoteFile, path: Path, progress: Callable[[str, int, int | 
             place.unlink(missing_ok=True)
 
 
+class _CheckedMember(tarfile.TarInfo):
+    """A member of an archive whose size is looked at before it is read: names and comments are read whole."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        """See TarInfo."""
+        member = super().frombuf(buf, encoding, errors)
+        _check_size(member, MOST_MEMBER_BYTES if member.type in tarfile.REGULAR_TYPES else MOST_NAME_BYTES)
+        return member
+
+
+def _check_size(member: tarfile.TarInfo, most: int) -> None:
+    if not 0 <= member.size <= most:
+        raise DataError(f"a member says that it has {member.size:,} bytes; expected at most {most:,}")
+
+
 def _extract(path: Path) -> None:
-    with tarfile.open(path) as archive, tempfile.TemporaryDirectory(dir=path.parent) as work:
-        archive.extractall(work, filter="data")
-        for entry in Path(work).iterdir():
-            target = path.parent / entry.name
-            if target.is_dir():
-                shutil.rmtree(target)
-            entry.replace(target)
+    """Unpack an archive of plain files in folders, beside it; of one that is refused with DataError nothing is left."""
+    try:
+        with tempfile.TemporaryDirectory(dir=path.parent) as work:
+            with (
+                gzip.open(path) as unpacked,
+                tarfile.open(fileobj=unpacked, mode="r|", tarinfo=_CheckedMember) as archive,
+            ):
+                for number, member in enumerate(archive):
+                    if number == MOST_MEMBERS:
+                        raise DataError(f"it has more than {MOST_MEMBERS} members")
+                    _extract_member(archive, member, Path(work))
+            for entry in Path(work).iterdir():
+                _put_in_place(entry, path.parent / entry.name)
+    except DataError as error:
+        raise damaged(path, str(error)) from None
+    except (OSError, EOFError, ValueError, zlib.error, tarfile.TarError) as error:
+        raise damaged(path, f"it cannot be unpacked: {error}") from None
+
+
+def _extract_member(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
+    parts = member.name.rstrip("/").split("/")
+    inside = not {"", ".", ".."} & set(parts) and "\0" not in member.name and "\\" not in member.name
+    if not inside or not (member.isdir() or (member.isreg() and not member.issparse() and len(parts) > 1)):
+        raise DataError(f"its member {member.name[:80]!r} is no plain file in a folder of the archive")
+    _check_size(member, MOST_MEMBER_BYTES)  # again: a comment may have set another
+    target = folder.joinpath(*parts)
+    if member.isdir():
+        target.mkdir(parents=True, exist_ok=True)
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    data = archive.extractfile(member)
+    assert data is not None  # of a plain file
+    with target.open("xb") as file:
+        shutil.copyfileobj(data, file, CHUNK)
+
+
+def _put_in_place(entry: Path, target: Path) -> None:
+    if target.is_dir() and not target.is_symlink():
+        shutil.rmtree(target)
+    entry.replace(target)
 
 
 class Finding(NamedTuple):

@@ -1,5 +1,6 @@
 """A model's arrays as one flat vector, and back: on the wire every array would be several requests of its own."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -8,11 +9,13 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
+from fedmpdd.directions import MAX_D
 from fedmpdd.errors import InputError
 
 Float32 = NDArray[np.float32]
 FLAT = "flat"  # the name of the one array that travels
 _FLOATS = ("float32", "float64", "float16")
+_MOST_SIDES = 32  # what every release of NumPy can have
 
 
 @dataclass(frozen=True)
@@ -39,9 +42,21 @@ class Layout:
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> "Layout":
-        """Return the layout of what was JSON in between."""
-        names, shapes, dtypes = (tuple(values[key]) for key in ("names", "shapes", "dtypes"))
-        return cls(names, tuple(tuple(map(int, shape)) for shape in shapes), dtypes)
+        """Return the layout of what was JSON in between, or raise InputError: it comes from outside."""
+        names, shapes, dtypes = (_list_of(values, key) for key in ("names", "shapes", "dtypes"))
+        if not len(names) == len(shapes) == len(dtypes):
+            raise InputError(
+                f"{len(names)} names came with {len(shapes)} shapes and {len(dtypes)} types; expected one each"
+            )
+        if not all(isinstance(name, str) for name in names) or len(set(names)) != len(names):
+            raise InputError("the names of the model's arrays are not text, or one comes twice")
+        for dtype in dtypes:
+            if dtype not in _FLOATS:
+                raise InputError(f"an array of the model is {str(dtype)[:40]!r}; expected one of {', '.join(_FLOATS)}")
+        layout = cls(tuple(names), tuple(map(_read_shape, shapes)), tuple(dtypes))
+        if not 1 <= layout.d <= MAX_D:
+            raise InputError("the shapes of the model's arrays make no coordinate, or more than 2^40")
+        return layout
 
     @property
     def d(self) -> int:
@@ -50,7 +65,7 @@ class Layout:
 
     @property
     def _sizes(self) -> list[int]:
-        return [int(np.prod(shape)) for shape in self.shapes]
+        return [math.prod(shape) for shape in self.shapes]
 
     def flatten(self, arrays: ArrayRecord) -> Float32:
         """Return the arrays of this layout as one vector."""
@@ -74,6 +89,29 @@ class Layout:
                 for name, part, shape, dtype in zip(self.names, parts, self.shapes, self.dtypes, strict=True)
             }
         )
+
+
+def _list_of(values: Mapping[str, Any], key: str) -> list[Any]:
+    if not isinstance(values.get(key), list | tuple):
+        raise InputError(f"the layout says {key} = {str(values.get(key))[:40]}; expected a list")
+    return list(values[key])
+
+
+def _read_shape(shape: object) -> tuple[int, ...]:
+    sides = tuple(shape) if isinstance(shape, list | tuple) else (None,)
+    whole = all(isinstance(side, int) and not isinstance(side, bool) and 0 <= side <= MAX_D for side in sides)
+    if not whole or len(sides) > _MOST_SIDES:
+        raise InputError(f"an array of the model has shape {_shortened(shape)}; expected integers from 0 to 2^40")
+    return sides
+
+
+def _shortened(value: object) -> str:
+    """Some of what came, for an error: a number of thousands of digits cannot even be printed."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_shortened, value[:3]))}{', …' if len(value) > 3 else ''}]"
+    if isinstance(value, int) and abs(value) > MAX_D:
+        return "beyond 2^40" if value > 0 else "below −2^40"
+    return repr(value)[:20]
 
 
 def pack_flat(flat: Float32) -> ArrayRecord:

@@ -17,6 +17,7 @@ CATCH_UP = "fedmpdd.catch-up"  # beside the order, in the place of a model: what
 UPDATE, ROUND = "update", "round"  # keys in a reply; everything else in it is a metric
 
 Returned = Literal["model", "gradient"]
+_MOST_TEXT = 2**24  # characters of an order: 200,000 arrays with names of 40 letters
 
 
 @dataclass(frozen=True)
@@ -108,22 +109,41 @@ class Order:
         """Read an order, or raise OrderError; where it comes without a layout, it is about the one that is known."""
         if not isinstance(text, str):
             raise OrderError(f"the order is a {type(text).__name__}, expected text: is the strategy fedmpdd's?")
+        if len(text) > _MOST_TEXT:
+            raise OrderError(f"the order has {len(text):,} characters, expected at most {_MOST_TEXT:,}")
         try:
             values = json.loads(text)
             wire = values.pop("wire")
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise OrderError(f"the order cannot be read: {error}") from None
+        except RecursionError:
+            raise OrderError("the order cannot be read: its brackets are nested too deeply") from None
         if wire != VERSION:
             raise OrderError(f"the server's frames have version {wire}, this client's {VERSION}: install one release")
         try:
             layout = Layout.from_values(values.pop("layout")) if "layout" in values else known
             if layout is None:
                 raise OrderError("it says nothing of the model's arrays, and there is no model here yet")
+            _check_types(values)
             key, follow = values.pop("key"), values.pop("follow", None)
             if follow is not None:
                 follow = Follow(**{**follow, "rule": StepRule(**follow["rule"])})
             order = cls(layout=layout, key=None if key is None else check_key(Key(*key)), follow=follow, **values)
             order.make_protection(order.make_session().codec)
-        except (InputError, TypeError, ValueError, KeyError, AttributeError) as error:
+        except (InputError, TypeError, ValueError, KeyError, AttributeError, ArithmeticError, RecursionError) as error:
             raise OrderError(f"the order of the server cannot be followed: {error}") from None
         return order
+
+
+def _check_types(values: dict[str, Any]) -> None:
+    """Raise OrderError unless what came as JSON has the types that an order has."""
+    number, returns = values.get("round"), values.get("returns")
+    if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 2**32:
+        raise OrderError("its round is no integer from 0 to 2^32 − 1")
+    if returns not in ("model", "gradient"):
+        raise OrderError(f"it asks for {str(returns)[:40]!r}, expected 'model' or 'gradient'")
+    for name, kind in (("codec", dict), ("protection", dict), ("error_feedback", bool)):
+        if not isinstance(values.get(name, kind()), kind):
+            raise OrderError(f"its {name} is a {type(values[name]).__name__}, expected a {kind.__name__}")
+    for value in values.get("protection", {}).values():
+        float(value)  # an integer of thousands of digits is none

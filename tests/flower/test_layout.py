@@ -1,0 +1,145 @@
+"""Layouts and orders that come from outside: whatever they say, a client raises OrderError and spends nothing."""
+
+import json
+import tracemalloc
+from typing import Any
+
+import pytest
+
+from fedmpdd.codecs import CODECS
+from fedmpdd.directions import Key
+from fedmpdd.errors import InputError, OrderError
+from fedmpdd.flower.layout import Layout
+from fedmpdd.flower.order import Order
+
+LAYOUT = Layout(("a", "b"), ((3, 4), (4,)), ("float32", "float64"))
+ORDER = Order(3, {"name": "mpdd", "m": 5}, LAYOUT, "model", Key(7, 2))
+
+
+def text_with(**changes: Any) -> str:
+    """The order as it travels, with some of its values replaced; Infinity and NaN as Python writes them."""
+    return json.dumps({**json.loads(ORDER.as_text()), **changes})
+
+
+def with_shapes(*shapes: Any) -> str:
+    layout = {
+        "names": [str(i) for i in range(len(shapes))],
+        "shapes": list(shapes),
+        "dtypes": ["float32"] * len(shapes),
+    }
+    return text_with(layout=layout)
+
+
+def test_orders_travel() -> None:
+    assert Order.from_text(ORDER.as_text()) == ORDER
+    assert Order.from_text(text_with(layout={"names": ["x"], "shapes": [[]], "dtypes": ["float32"]})).layout.d == 1
+
+
+@pytest.mark.parametrize(
+    "side",
+    [float("inf"), float("-inf"), float("nan"), -1, True, None, 3.0, "3", [3], {}, 2**40 + 1, 10**4_000],
+    ids=lambda side: str(side)[:12],
+)
+def test_sides_that_no_array_has(side: Any) -> None:
+    for shapes in ([[side]], [[3], [2, side]]):
+        with pytest.raises(OrderError, match=r"has shape .* expected integers"):
+            Order.from_text(with_shapes(*shapes))
+
+
+@pytest.mark.parametrize("shape", [None, 3, "34", {"a": 3}, [[3]], [1] * 33], ids=str)
+def test_shapes_that_no_array_has(shape: Any) -> None:
+    with pytest.raises(OrderError, match="has shape"):
+        Order.from_text(with_shapes(shape))
+
+
+@pytest.mark.parametrize("shapes", [[[0]], [[2**40, 2**40]], [[2**32, 2**32]], [[2**39], [2**40]], []], ids=str)
+def test_numbers_of_coordinates_that_no_model_has(shapes: list[list[int]]) -> None:
+    """2^32 · 2^32 is 0 modulo 2^64, and must not pass as that."""
+    with pytest.raises(OrderError, match="no coordinate, or more than"):
+        Order.from_text(with_shapes(*shapes))
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"names": ["a"], "shapes": [[3], [4]], "dtypes": ["float32"]},
+        {"names": ["a", "a"], "shapes": [[3], [4]], "dtypes": ["float32"] * 2},
+        {"names": [3], "shapes": [[3]], "dtypes": ["float32"]},
+        {"names": ["a"], "shapes": [[3]], "dtypes": ["object"]},
+        {"names": ["a"], "shapes": [[3]], "dtypes": [["float32"]]},
+        {"names": "a", "shapes": [[3]], "dtypes": ["float32"]},
+        {"names": ["a"], "shapes": [[3]]},
+        [],
+        None,
+    ],
+    ids=str,
+)
+def test_layouts_that_no_model_has(layout: Any) -> None:
+    with pytest.raises(OrderError):
+        Order.from_text(text_with(layout=layout))
+    if isinstance(layout, dict):
+        with pytest.raises(InputError):
+            Layout.from_values(layout)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        '{"wire":' * 100_000,
+        '{"wire": ' + "[" * 100_000 + "]" * 100_000 + "}",
+        '{"wire": 1' + "0" * 5_000 + "}",
+        '{"wire": NaN}',
+        "Infinity",
+        "[]",
+        "null",
+        '"wire"',
+        "",
+    ],
+    ids=lambda text: text[:12],
+)
+def test_text_that_is_no_order(text: str) -> None:
+    with pytest.raises(OrderError):
+        Order.from_text(text)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"round": value} for value in (-1, 2**32, 10**4_000, 1.5, True, None, "3", float("inf"))),
+        *({"key": value} for value in ([], [1, 2, 3], [float("inf"), 0], [-1, 0], [10**4_000, 0], "ab", {}, 7)),
+        *({"codec": value} for value in (None, [], "mpdd", {}, {"name": []}, {"name": "mpdd", "m": 10**4_000})),
+        *({"codec": {"name": "sa-fedlora", "cooling": value}} for value in (10**4_000, float("nan"), float("inf"))),
+        {"codec": {"name": "gaussian", "noise": 10**4_000}},
+        {"codec": {"name": "laplace", "noise": float("nan")}},
+        *({"protection": value} for value in ([], {"clip": 10**4_000}, {"clip": float("inf")}, {"clip": [1]})),
+        *({"returns": value} for value in (None, [], "all")),
+        *({"error_feedback": value} for value in (None, [], 2)),
+        *({"follow": value} for value in ([], 3, {}, {"model": "", "arrays": "", "rule": {}, "lr": 10**4_000})),
+        {"something": 1},
+    ],
+    ids=lambda changes: str(changes)[:40],
+)
+def test_orders_that_nobody_can_follow(changes: dict[str, Any]) -> None:
+    tracemalloc.start()
+    with pytest.raises(OrderError):
+        Order.from_text(text_with(**changes))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1_000_000
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_codecs_with_strange_parameters_are_refused(name: str) -> None:
+    for value in (10**4_000, -1, float("inf"), float("nan"), None, [], {}, "x", [[1]]):
+        for parameter in ("m", "k", "size", "bits", "rows", "group", "rank", "warmup", "noise", "log2_step", "scaled"):
+            try:
+                Order.from_text(text_with(codec={"name": name, parameter: value}))
+            except OrderError:
+                continue
+            assert value is None or parameter == "warmup"  # what it is by itself, or a warmup that never ends
+
+
+def test_an_order_as_long_as_a_model_is_not_parsed() -> None:
+    with pytest.raises(OrderError, match="characters, expected at most"):
+        Order.from_text("[" * (2**24 + 1))
