@@ -191,9 +191,9 @@ def test_another_codec_is_refused_before_anything_is_copied() -> None:
     for expected in ({"codec": MPDD(m=5)}, {"d": 41}):
         for sent in frames:
             with pytest.raises(SessionMismatchError):
-                unpack(sent, **expected)  # type: ignore[arg-type]
+                unpack(sent, **expected)
         with pytest.raises(SessionMismatchError):
-            unpack(frame, Limits(max_payload=1), **expected)  # type: ignore[arg-type]
+            unpack(frame, Limits(max_payload=1), **expected)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 100_000

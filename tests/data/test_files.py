@@ -1,14 +1,20 @@
 """Datasets from files: what is read, what is refused, and how it is said."""
 
 import functools
+import gzip
 import hashlib
 import http.server
+import io
 import pickle
+import struct
 import tarfile
 import threading
+import tracemalloc
+import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -16,7 +22,7 @@ import pytest
 from fedmpdd import data
 from fedmpdd.data import DATASETS, cifar10, data_folder, idx
 from fedmpdd.data.base import RemoteFile, sha256_of
-from fedmpdd.data.fetch import check, fetch
+from fedmpdd.data.fetch import _extract, check, fetch
 from fedmpdd.errors import DataError
 from tests.data.made_up import write_cifar, write_idx, write_mnist
 
@@ -95,6 +101,46 @@ def test_damaged_cifar_batches_are_named_and_pickles_run_no_code(tmp_path: Path)
         cifar10._read(evil)
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        "{'descr': '|u1', 'fortran_order': False, 'shape': (1099511627776,), }",
+        "{'descr': '|u1', 'fortran_order': False, 'shape': (10000, 1099511627776), }",
+        "{'descr': '|V1099511627776', 'fortran_order': False, 'shape': (10000, 3072), }",
+        "{'descr': '|O', 'fortran_order': False, 'shape': (10000, 3072), }",
+        "{'descr': '|u1', 'fortran_order': True, 'shape': (10000, 3072), }",
+        "{'descr': '|u1', 'fortran_order': False, 'shape': (10000, 3072), }",  # and then nothing
+        "{" * 200,
+        "__import__('os').abort()",
+    ],
+)
+def test_npz_batches_that_claim_more_than_they_hold(tmp_path: Path, header: str) -> None:
+    path = tmp_path / "data_batch_1.npz"
+    text = (header + "\n").encode()
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("data.npy", b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text)
+        archive.writestr("labels.npy", b"")
+    tracemalloc.start()
+    with pytest.raises(DataError, match=r"data_batch_1\.npz is damaged"):
+        cifar10._read(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1_000_000
+
+
+def test_an_idx_file_that_unpacks_to_gigabytes_is_read_as_far_as_it_should_go(tmp_path: Path) -> None:
+    path = tmp_path / "x.gz"
+    write_idx(path, np.zeros((5, 2), dtype=np.uint8))
+    with path.open("ab") as file:
+        file.write(gzip.compress(bytes(2**24), 1) * 64)  # a gigabyte of zeros in some megabytes
+    tracemalloc.start()
+    with pytest.raises(DataError, match="another number of bytes"):
+        idx.read(path, (5, 2))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2**21
+
+
 def test_data_folder_is_given_or_named_or_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FEDMPDD_DATA", str(tmp_path / "named"))
     assert data_folder(tmp_path) == tmp_path
@@ -162,6 +208,97 @@ def test_fetched_archives_are_unpacked(mirror: tuple[Path, str], tmp_path: Path)
     (target / "cifar-10" / "cifar-10-batches-py" / "data_batch_2").unlink()
     assert fetch(replace(DATASETS["cifar-10"], files=(file,)), target) == []
     assert data.load("cifar-10", target).train.images.shape == (50_000, 3, 32, 32)
+
+
+def archive_with(path: Path, *members: tuple[tarfile.TarInfo, bytes]) -> Path:
+    with tarfile.open(path, "w:gz") as archive:
+        for member, content in members:
+            archive.addfile(member, io.BytesIO(content))
+    return path
+
+
+def member(
+    name: str, content: bytes = b"", kind: bytes = tarfile.REGTYPE, **values: Any
+) -> tuple[tarfile.TarInfo, bytes]:
+    info = tarfile.TarInfo(name)
+    info.type, info.size = kind, len(content)
+    for key, value in values.items():
+        setattr(info, key, value)
+    return info, content
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        [member("batches/link", kind=tarfile.SYMTYPE, linkname="/etc/passwd")],
+        [member("batches/link", kind=tarfile.LNKTYPE, linkname="batches/one")],
+        [member("batches/device", kind=tarfile.CHRTYPE)],
+        [member("batches/pipe", kind=tarfile.FIFOTYPE)],
+        [member("/absolute/one", b"1")],
+        [member("../outside", b"1")],
+        [member("batches/../../outside", b"1")],
+        [member("batches//one", b"1")],
+        [member("c.tar.gz", b"1")],  # would take the place of a file beside the archive
+        [member("batches/one", b"1"), member("batches/one", b"2")],
+        [member("batches/one", b"1"), member("batches/one/two", b"2")],
+        [member(f"batches/{i}", b"1") for i in range(17)],
+        [member("batches/one", b"1", pax_headers={"size": str(2**40)})],
+        [member("batches/" + "x" * 300, b"1")],  # a name that no file system takes
+    ],
+    ids=lambda members: f"{members[-1][0].name[:20]}-{members[-1][0].type!r}",
+)
+def test_members_that_no_dataset_has_are_refused(tmp_path: Path, members: list[tuple[tarfile.TarInfo, bytes]]) -> None:
+    path = archive_with(tmp_path / "c.tar.gz", *members)
+    before = path.read_bytes()
+    with pytest.raises(DataError, match=r"c\.tar\.gz is damaged"):
+        _extract(path)
+    assert list(tmp_path.iterdir()) == [path]
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.XGLTYPE])
+def test_members_that_claim_a_terabyte_cost_nothing(tmp_path: Path, kind: bytes) -> None:
+    path = tmp_path / "c.tar.gz"
+    info = tarfile.TarInfo("batches/one")
+    info.type, info.size = kind, 2**40
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        file.write(info.tobuf(tarfile.GNU_FORMAT))
+        for _ in range(64):
+            file.write(bytes(2**20))
+    tracemalloc.start()
+    with pytest.raises(DataError, match="says that it has 1,099,511,627,776 bytes"):
+        _extract(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2**21
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"no archive", gzip.compress(b"no archive"), gzip.compress(bytes(10_000))[:-9]]
+)
+def test_archives_that_are_none(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "c.tar.gz"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"c\.tar\.gz is damaged"):
+        _extract(path)
+
+
+def test_lengths_that_a_mirror_makes_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A length that is no number is not shown; more bytes than any file has are not taken."""
+
+    class Answer(io.BytesIO):
+        headers: ClassVar[dict[str, str]] = {"Content-Length": "-1e9"}
+
+    monkeypatch.setattr("urllib.request.urlopen", lambda url, timeout: Answer(b"a file"))
+    seen: list[int | None] = []
+    file = RemoteFile("mnist/a.gz", hashlib.sha256(b"a file").hexdigest(), "http://127.0.0.1/a.gz")
+    fetch(replace(DATASETS["mnist"], files=(file,)), tmp_path, lambda name, done, total: seen.append(total))
+    assert seen == [None]
+    monkeypatch.setattr("fedmpdd.data.fetch.MOST_FILE_BYTES", 5)
+    with pytest.raises(DataError, match="more than 5 bytes"):
+        fetch(replace(DATASETS["mnist"], files=(replace(file, path="mnist/b.gz"),)), tmp_path)
+    assert [path.name for path in (tmp_path / "mnist").iterdir()] == ["a.gz"]
 
 
 def test_check_tells_published_files_from_others(mnist: Path, tmp_path: Path) -> None:

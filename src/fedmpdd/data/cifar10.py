@@ -1,14 +1,15 @@
 """CIFAR-10: 60,000 small colour pictures, as .npz batches or as the original python batches."""
 
+import ast
 import math
 import pickle
+import re
 import zipfile
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
-from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from fedmpdd.data.base import Dataset, Examples, RemoteFile, Source, damaged, missing
@@ -23,8 +24,17 @@ MOST_BYTES = 2**26  # of a batch, which has half as many
 
 # Python's reader of pickles may raise almost anything.
 _SIGNS_OF_DAMAGE = (
-    *(ArithmeticError, AttributeError, EOFError, LookupError, NotImplementedError, OSError, RecursionError, TypeError),
-    *(ValueError, pickle.UnpicklingError, zipfile.BadZipFile, zlib.error),
+    *(
+        ArithmeticError,
+        AttributeError,
+        EOFError,
+        LookupError,
+        MemoryError,
+        NotImplementedError,
+        OSError,
+        RecursionError,
+    ),
+    *(SyntaxError, TypeError, ValueError, pickle.UnpicklingError, zipfile.BadZipFile, zlib.error),
 )
 
 
@@ -38,11 +48,7 @@ def _read_npz(path: Path) -> tuple[Any, Any]:
 
 def _read_npy(archive: zipfile.ZipFile, name: str, shape: tuple[int, ...]) -> Any:
     with archive.open(name) as stream:
-        if npy.read_magic(stream) != (1, 0):
-            raise ValueError(f"{name} is of a version that is not used for plain arrays")
-        found, fortran, dtype = npy.read_array_header_1_0(stream)
-        if found != shape or fortran or dtype.kind not in "iu":
-            raise ValueError(f"it holds {dtype} {list(found)} as {name}, expected integers {list(shape)}")
+        dtype = _read_npy_header(stream, name, shape)
         size = dtype.itemsize * math.prod(shape)
         body = stream.read(size + 1)
     if len(body) != size:
@@ -50,9 +56,23 @@ def _read_npy(archive: zipfile.ZipFile, name: str, shape: tuple[int, ...]) -> An
     return np.frombuffer(bytearray(body), dtype=dtype).reshape(shape)
 
 
+def _read_npy_header(stream: IO[bytes], name: str, shape: tuple[int, ...]) -> np.dtype[Any]:
+    """The type of an array's integers, or ValueError unless it has this shape: the format of NumPy, version 1.0."""
+    start = stream.read(10)
+    length = int.from_bytes(start[8:], "little")
+    if start[:8] != b"\x93NUMPY\x01\x00" or length > 1_000:
+        raise ValueError(f"{name} does not begin as an array does")
+    header = ast.literal_eval(stream.read(length).decode("latin1"))
+    descr = str(header["descr"])
+    if not re.fullmatch("[<>|][iu][1248]", descr) or header["fortran_order"] is not False or header["shape"] != shape:
+        raise ValueError(
+            f"it holds {descr[:20]} {str(header['shape'])[:40]} as {name}, expected integers {list(shape)}"
+        )
+    return np.dtype(descr)
+
+
 def _read_pickle(path: Path) -> tuple[Any, Any]:
-    with path.open("rb") as file:
-        batch = read_pickle(file.read(MOST_BYTES))
+    batch = read_pickle(path.read_bytes())
     data, labels = batch[b"data"], batch[b"labels"]
     if not isinstance(data, PickledArray):
         raise TypeError("its data are no array")

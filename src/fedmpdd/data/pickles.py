@@ -23,6 +23,7 @@ _OPCODES = frozenset(
         *("SETITEMS", "GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD"),
     ]
 )
+_MOST_OPCODES = 2**20  # a batch with the names of its pictures has some ten thousand
 _CLAIMS = frozenset(["FRAME", "PUT", "BINPUT", "LONG_BINPUT"])
 
 
@@ -105,7 +106,9 @@ class _Reader(pickle.Unpickler):
 def _check_opcodes(data: bytes) -> None:
     """Raise ValueError for an opcode that a batch does not need, or that claims what is not there."""
     # From a buffer no opcode gets more bytes than are left, whatever it claims; then pickletools says so.
-    for opcode, argument, _ in pickletools.genops(io.BytesIO(data)):
+    for number, (opcode, argument, _) in enumerate(pickletools.genops(io.BytesIO(data))):
+        if number == _MOST_OPCODES:
+            raise ValueError(f"it has more than {_MOST_OPCODES:,} opcodes, each of which may make an object")
         if opcode.name not in _OPCODES:
             raise ValueError(f"it holds the opcode {opcode.name}, which no batch needs")
         # The reader keeps a table as long as the largest number; a pickle counts them up.
