@@ -50,7 +50,7 @@ class Limits:
 
     max_d: coordinates; decoding allocates as many floats. max_payload: bytes of scale and scalars. max_work: how long
     decoding may take, in the unit of `Codec.work`, an addition of about 10 ps: 2^44 of them are about three minutes on
-    one core with AVX-512 kernels, ten with AVX2, and half an hour with the plain ones.
+    one core with AVX-512 kernels, eight with AVX2, and up to half an hour with the plain ones.
     """
 
     max_d: int = 2**30

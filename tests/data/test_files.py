@@ -275,7 +275,9 @@ def test_members_that_claim_a_terabyte_cost_nothing(tmp_path: Path, kind: bytes)
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"no archive", gzip.compress(b"no archive"), gzip.compress(bytes(10_000))[:-9]]
+    "content",
+    [b"", b"no archive", gzip.compress(b"no archive"), gzip.compress(bytes(10_000))[:-9]],
+    ids=["empty", "text", "packed-text", "cut"],
 )
 def test_archives_that_are_none(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "c.tar.gz"
