@@ -1,6 +1,5 @@
 """A second decoder, written from docs/codecs.md and docs/directions.md: the same bits for every codec that promises.
 
-
 It knows frames, the slow reference of the directions, and the tables of the documents; none of the codecs' own code.
 """
 

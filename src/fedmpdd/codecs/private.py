@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmpdd.codecs._arithmetic import sphere_factor
-from fedmpdd.codecs.base import Float32, Update
+from fedmpdd.codecs.base import LARGEST_COORDINATE, Float32, Update
 from fedmpdd.codecs.mpdd import MPDD
 from fedmpdd.directions import Key, family_named
 from fedmpdd.errors import CodecError
@@ -153,8 +153,11 @@ class Private:
 
     def _with_coarse_scale(self, update: Update, source: NoiseSource) -> Update:
         scale = np.array([self._coarse(float(update.arrays[0][0]), source)])
-        if scale[0] > _LARGEST_FLOAT32:
-            raise CodecError("the coarse scale overflows float32: scale or clip the gradient before encoding")
+        if scale[0] > LARGEST_COORDINATE:
+            raise CodecError(
+                f"the coarse scale is above {LARGEST_COORDINATE:.4g}, beyond which an estimate could leave float32: scale "
+                "or clip the gradient before encoding"
+            )
         sent = scale.astype(np.float32)
         signs = update.arrays[1] if sent[0] > 0 else np.zeros_like(update.arrays[1])
         return replace(update, arrays=(sent, signs))

@@ -9,7 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmpdd.codecs._arithmetic import as_float32, chunks, weighted_sum
-from fedmpdd.codecs._packing import check_scale, check_spare_bits, pack_nibbles, packed_bytes, unpack_nibbles
+from fedmpdd.codecs._packing import (
+    check_scale,
+    check_spare_bits,
+    largest_size,
+    pack_nibbles,
+    packed_bytes,
+    unpack_nibbles,
+)
 from fedmpdd.codecs.base import Arrays, Codec, Float32, Parameters, Section, Update, check_bits
 from fedmpdd.directions import Key, check_d, moments, rounding_words
 from fedmpdd.errors import ContentError
@@ -60,6 +67,10 @@ class QSGD(Codec):
     def work(self, d: int, slot: int = 0) -> int:
         """See Codec."""
         return (64 if self.bits == 8 else 128) * d
+
+    def _bound(self, updates: Sequence[Update]) -> float:
+        """See Codec. No level is above the norm."""
+        return largest_size(np.concatenate([update.arrays[0] for update in updates]))
 
     def parameters(self) -> Parameters:
         """See Codec."""

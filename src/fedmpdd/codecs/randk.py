@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmpdd.codecs._arithmetic import as_float32, repeated_share
-from fedmpdd.codecs._packing import check_finite_values
+from fedmpdd.codecs._packing import check_finite_values, largest_size
 from fedmpdd.codecs.base import Arrays, Codec, Float32, Parameters, Section, Update, check_count
 from fedmpdd.directions import Key, check_d, check_finite, distinct_coordinates
 from fedmpdd.errors import CodecError
@@ -44,6 +44,10 @@ class RandK(Codec):
     def work(self, d: int, slot: int = 0) -> int:
         """See Codec. The key's order of coordinates is walked up to those of the slot."""
         return 32 * d + 1_024 * self.k + 192 * (slot * self.k % d)
+
+    def _bound(self, updates: Sequence[Update]) -> float:
+        """See Codec."""
+        return largest_size(np.concatenate([update.arrays[0] for update in updates]))
 
     def parameters(self) -> Parameters:
         """See Codec."""

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmpdd.codecs._arithmetic import weighted_sum
-from fedmpdd.codecs._packing import check_scale, check_spare_bits, packed_bytes
+from fedmpdd.codecs._packing import check_scale, check_spare_bits, largest_size, packed_bytes
 from fedmpdd.codecs.base import Arrays, Codec, Float32, Parameters, Section, Update
 from fedmpdd.directions import Key, check_d, check_finite
 from fedmpdd.errors import CodecError
@@ -48,6 +48,10 @@ class SignSGD(Codec):
     def work(self, d: int, slot: int = 0) -> int:
         """See Codec."""
         return 96 * d
+
+    def _bound(self, updates: Sequence[Update]) -> float:
+        """See Codec."""
+        return largest_size(np.concatenate([update.arrays[0] for update in updates])) if self.scaled else 1.0
 
     def parameters(self) -> Parameters:
         """See Codec."""

@@ -7,7 +7,7 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpdd.codecs._packing import check_finite_values
+from fedmpdd.codecs._packing import check_finite_values, largest_size
 from fedmpdd.codecs.base import Arrays, Codec, Float32, Parameters, Section, Update, check_count
 from fedmpdd.directions import Key, check_d, check_finite
 from fedmpdd.errors import CodecError, ContentError
@@ -51,6 +51,10 @@ class TopK(Codec):
     def work(self, d: int, slot: int = 0) -> int:
         """See Codec."""
         return 32 * d + 256 * self.k
+
+    def _bound(self, updates: Sequence[Update]) -> float:
+        """See Codec."""
+        return largest_size(np.concatenate([update.arrays[1] for update in updates]))
 
     def parameters(self) -> Parameters:
         """See Codec."""
