@@ -155,8 +155,8 @@ class Private:
         scale = np.array([self._coarse(float(update.arrays[0][0]), source)])
         if scale[0] > LARGEST_COORDINATE:
             raise CodecError(
-                f"the coarse scale is above {LARGEST_COORDINATE:.4g}, beyond which an estimate could leave float32: scale "
-                "or clip the gradient before encoding"
+                f"the coarse scale is above {LARGEST_COORDINATE:.4g}, beyond which an estimate could leave float32: "
+                "scale or clip the gradient before encoding"
             )
         sent = scale.astype(np.float32)
         signs = update.arrays[1] if sent[0] > 0 else np.zeros_like(update.arrays[1])
