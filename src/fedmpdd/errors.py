@@ -10,6 +10,7 @@
     │   ├── DataError                      a dataset that is unknown, missing or damaged
     │   ├── RunError                       a run folder that is in the way, missing, or of another run
     │   │   └── JournalError               a journal that is missing, damaged, or of another run
+    │   ├── DocumentError                  a JSON text that is none, nested too deeply, or too long
     │   ├── PrivacyError                   a guarantee that cannot be stated
     │   └── OrderError                     a client cannot do what the server asks
     ├── MissingDependencyError             a package that this command needs is not installed
@@ -68,6 +69,10 @@ class RunError(InputError):
 
 class JournalError(RunError):
     """A journal that is missing, damaged, or of another run."""
+
+
+class DocumentError(InputError):
+    """A JSON text that is none, nested too deeply, or too long."""
 
 
 class PrivacyError(InputError):

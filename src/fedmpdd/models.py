@@ -1,13 +1,16 @@
 """The paper's networks, any other torch module by import path, and models as flat vectors."""
 
+import functools
 import importlib
+import types
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedmpdd.errors import ConfigError
+from fedmpdd.errors import ConfigError, RunError
 from fedmpdd.language_model import Transformer
 
 
@@ -111,8 +114,25 @@ class FlatModel:
 
     def __call__(self, flat: Tensor, inputs: Tensor) -> Tensor:
         """Return the logits of inputs."""
-        logits: Tensor = torch.func.functional_call(self.module, self.unflatten(flat), (inputs,))
+        try:
+            logits: Tensor = torch.func.functional_call(self.module, self.unflatten(flat), (inputs,))
+        except SystemExit as error:  # else the process would end here, perhaps with status 0
+            raise ConfigError(f"the model called exit({error.code!r}); a model must return its logits") from None
         return logits
+
+
+def check_trust(name: str, source: str, trust_imports: bool | str) -> None:
+    """Raise RunError if opening somebody's files would import code that nobody here asked for.
+
+    name: the model that the files name. source: what files, for the message. trust_imports: True to import whatever
+    they name, or the one import path that may be imported. Models of this package need no trust.
+    """
+    if name in MODELS or trust_imports is True or name == trust_imports:
+        return
+    raise RunError(
+        f"{source} names the model {name!r}, and opening it would import and call that code; if you trust it, say so "
+        f"with --trust-imports, or with model={name} on the command line (in Python, trust_imports=True)"
+    )
 
 
 def build(name: str, shape: tuple[int, int, int], classes: int, *, init: str, seed: int) -> tuple[FlatModel, Tensor]:
@@ -147,6 +167,20 @@ def build(name: str, shape: tuple[int, int, int], classes: int, *, init: str, se
     return model, flat
 
 
+def count_parameters(name: str, shape: tuple[int, int, int], classes: int) -> int | None:
+    """Return how many parameters a model of this package has for these images, without making them.
+
+    None for a model by import path: what it has is known only once it was made.
+    """
+    if name not in MODELS:
+        return None
+    try:
+        with torch.device("meta"):  # shapes without memory
+            return sum(parameter.numel() for parameter in MODELS[name](shape, classes).parameters())
+    except (RuntimeError, ValueError, ZeroDivisionError, AssertionError) as error:
+        raise ConfigError(f"model = {name!r} cannot be made for images of shape {list(shape)}: {error}") from None
+
+
 def _imported(path: str) -> Callable[..., nn.Module]:
     module, _, attribute = path.partition(":")
     if not attribute:
@@ -155,21 +189,54 @@ def _imported(path: str) -> Callable[..., nn.Module]:
             "or an import path like package.module:Net"
         )
     try:
-        factory: Callable[..., nn.Module] = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+        factory: Any = getattr(importlib.import_module(module), attribute)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a module runs when it is imported, and may even call exit
         raise ConfigError(
-            f"model = {path!r} cannot be imported: {error}; a module of your own must be on PYTHONPATH"
+            f"model = {path!r} cannot be imported: {_words_of(error)}; a module of your own must be on PYTHONPATH"
         ) from None
-    return factory
+    if not _makes_modules(factory):
+        raise ConfigError(
+            f"model = {path!r} is {_kind_of(factory)}, which is not called; expected a class that derives from "
+            "torch.nn.Module, or a Python function (or functools.partial of either) that returns a module"
+        )
+    return factory  # type: ignore[no-any-return]
+
+
+def _makes_modules(factory: Any) -> bool:
+    """Return whether this may be called: a module's class, a Python function, or a partial of these.
+
+    Functions of C (os.abort), other classes and callable objects (builtins.exit) are not how models are made, and a
+    call can end the process. What a Python function does is known only once it was called: this is a check against
+    mistakes. Against other people's configs there is `check_trust`.
+    """
+    if isinstance(factory, functools.partial):
+        return _makes_modules(factory.func)
+    if isinstance(factory, type):
+        return issubclass(factory, nn.Module)
+    return isinstance(factory, types.FunctionType) or (
+        isinstance(factory, types.MethodType) and isinstance(factory.__func__, types.FunctionType)
+    )
+
+
+def _kind_of(factory: Any) -> str:
+    return f"the class {factory.__qualname__}" if isinstance(factory, type) else f"a {type(factory).__name__}"
 
 
 def _made(path: str) -> nn.Module:
     factory = _imported(path)
     try:
         return factory()
-    except Exception as error:
-        # Somebody else's code: whatever it raises, it is this key of the config that must change.
-        raise ConfigError(f"model = {path!r} cannot be made without arguments: {error}") from None
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        # Somebody else's code: whatever it raises, SystemExit too, it is this key of the config that must change.
+        raise ConfigError(f"model = {path!r} cannot be made without arguments: {_words_of(error)}") from None
+
+
+def _words_of(error: BaseException) -> str:
+    return f"it called exit({error.code!r})" if isinstance(error, SystemExit) else str(error)
 
 
 def _try(name: str, model: FlatModel, flat: Tensor, shape: tuple[int, int, int], classes: int) -> None:

@@ -39,6 +39,14 @@ app.add_typer(data.app, name="data")
 app.command()(reproduce.reproduce)
 
 Config = Annotated[str, typer.Argument(help="A TOML file, or a shipped name such as demo or lenet-fmnist.")]
+TrustImports = Annotated[
+    bool,
+    typer.Option("--trust-imports", help="Import and call the model that the folder names, like package.module:Net."),
+]
+ModelGiven = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[model=PATH]", help="The import path that the folder must name; then it is trusted."),
+]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="Changes, like codec.m=400.")]
 
 
@@ -81,6 +89,7 @@ def run(
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="The run folder to make; default: runs/CONFIG-NUMBER.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with this run folder.")] = None,
+    trust_imports: TrustImports = False,
     data_dir: DataDir = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard events.")] = False,
     as_json: Json = False,
@@ -90,9 +99,13 @@ def run(
     if tensorboard:
         runs.check_tensorboard()
     if resume is not None:
-        if config is not None or out is not None:
-            raise RunError(f"--resume {resume} goes on with the config of that run; give no CONFIG, changes or --out")
-        current = runs.Run.resume(resume, data_dir)
+        given = [] if config is None else [config, *(overrides or [])]
+        problem = f"--resume {resume} goes on with the config of that run; give no CONFIG, changes or --out"
+        if out is not None:
+            raise RunError(problem)
+        current = runs.Run.resume(resume, data_dir, trust_imports=_trusted(given, trust_imports, problem))
+    elif trust_imports:
+        raise ConfigError("--trust-imports is for --resume; the model of a config that you name is yours to trust")
     elif config is None:
         raise ConfigError("name a config, like `fedmpdd run lenet-fmnist`, or a run to --resume")
     else:
@@ -120,20 +133,31 @@ def run(
     print(f"model sha256 {summary['model_sha256']}")
 
 
+def _trusted(given: list[str], trust_imports: bool, problem: str) -> bool | str:
+    """What may be imported: anything, the model that was given by its path, or nothing."""
+    paths = {text.removeprefix("model=") for text in given if text.startswith("model=")}
+    if len(paths) != len(given):
+        raise RunError(problem)
+    return trust_imports or (paths.pop() if paths else False)
+
+
 @app.command()
 def replay(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder with a journal.")],
+    given: ModelGiven = None,
     until: Annotated[int | None, typer.Option(min=0, help="The model after so many rounds; default: all.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto; the model is the same.")] = "cpu",
     model: Annotated[Path | None, typer.Option(help="Also write the model to this .safetensors file.")] = None,
+    trust_imports: TrustImports = False,
     as_json: Json = False,
 ) -> None:
     """Rebuild a model from its journal, bit for bit; exit status 1 if it is not the one that was trained."""
     training()
     from fedmpdd.federation import replay as journal
 
+    trusted = _trusted(given or [], trust_imports, "replay takes no changes: give at most model=PATH, to trust it")
     with share_display(f"replay of {run_folder}") as show:
-        found = journal.replay(run_folder, until=until, device=device, on_progress=show)
+        found = journal.replay(run_folder, until=until, device=device, on_progress=show, trust_imports=trusted)
     if model is not None:
         journal.write_model(model, found)
     document = found.as_dict()

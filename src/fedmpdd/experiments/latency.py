@@ -7,6 +7,7 @@ from typing import Any
 from fedmpdd.bench import codec as cpu
 from fedmpdd.codecs import MPDD
 from fedmpdd.directions import why_no_gpu
+from fedmpdd.documents import read_json
 from fedmpdd.errors import ConfigError, RunError
 from fedmpdd.experiments.trainings import Place
 from fedmpdd.federation.runs import write_json, write_text
@@ -48,10 +49,10 @@ def done_latency(place: Place) -> dict[str, Any] | None:
     path = place.out / NAME / RESULTS
     if not path.is_file():
         return None
+    document: dict[str, Any] = read_json(path, "delete it, and without --done it is measured again")
     try:
-        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         latency_text(document)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise RunError(f"{path} is damaged: {error!r}; delete it, and without --done it is measured again") from None
     return document
 

@@ -4,7 +4,6 @@ A training ends once it has reached the harder target and spent the budget of by
 the round in which FedMPDD has), or diverged, or used up its rounds.
 """
 
-import json
 import math
 import re
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
 
+from fedmpdd.documents import read_json
 from fedmpdd.errors import CodecError, GradientError, RunError
 from fedmpdd.experiments.reading import Reading, better, read_run
 from fedmpdd.experiments.tables import SEEDS, Method, Table
@@ -152,7 +152,13 @@ def check_config(folder: Path, wanted: RunConfig) -> None:
 def check_rounds(folder: Path, rounds: int) -> None:
     """Raise RunError if a run has fewer rounds than its summary says."""
     path = folder / SUMMARY
-    if path.is_file() and (said := json.loads(path.read_text(encoding="utf-8"))["rounds"]) > rounds:
+    if not path.is_file():
+        return
+    summary = read_json(path, "delete it, and the training is looked at again")
+    said = summary.get("rounds") if isinstance(summary, dict) else None
+    if not isinstance(said, int):
+        raise RunError(f"{path} is damaged: it does not say how many rounds there were; delete it")
+    if said > rounds:
         raise RunError(
             f"{folder / METRICS} has {rounds} rounds, and {SUMMARY} says {said}: it was changed; put back what it was, "
             "or delete the folder to train it again"

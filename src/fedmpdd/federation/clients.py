@@ -25,12 +25,22 @@ IMAGES, TEXTS = 500, 50  # that are evaluated at a time: a text has a label per 
 GPU_SHARE = 8  # on a GPU: an eighth of its memory, by the same estimate, which is low for wide networks
 
 
+GROUP_BYTES = 256 * 2**20  # gradients that wait at a time for being encoded
+
+
 class _Chunk(NamedTuple):
     """Some of a round's clients, and their minibatches."""
 
     clients: slice
     inputs: Tensor
     labels: Tensor
+
+
+class _Rows(NamedTuple):
+    """Some of a round's clients, and which examples are in their minibatches; images are 784 times as large, say."""
+
+    clients: slice
+    examples: NDArray[np.int64]  # [clients, batch]
 
 
 class ClientStep:
@@ -56,11 +66,22 @@ class ClientStep:
         gradients = torch.empty((len(batches), self._d), device=self._device)
         losses = torch.empty(len(batches), device=self._device)
 
-        def compute(model: FlatModel, chunk: _Chunk) -> None:
-            gradients[chunk.clients], losses[chunk.clients] = self._gradients(model, flat, chunk)
+        def compute(model: FlatModel, rows: _Rows) -> None:
+            gradients[rows.clients], losses[rows.clients] = self._gradients(model, flat, self._gathered(rows))
 
-        self._workers.map(compute, self._chunks(batches[:, 0]))
+        self._workers.map(compute, self._cut(batches[:, 0]))
         return gradients, losses
+
+    def groups(self, clients: int) -> Iterator[slice]:
+        """Cut a round's clients into groups whose gradients fit memory together.
+
+        Every group but the last is a whole number of vectorised calls, so that the calls, and with them the bits, are
+        those of all clients at once.
+        """
+        chunk = self._fitting(self._config.batch, CHUNK_CLIENTS)
+        size = chunk * max(1, GROUP_BYTES // (4 * self._d * chunk))
+        for begin in range(0, clients, size):
+            yield slice(begin, min(begin + size, clients))
 
     def check(self, flat: Tensor) -> None:
         """Raise ConfigError if gradients of this model cannot be taken the way the config says."""
@@ -100,12 +121,12 @@ class ClientStep:
         losses = torch.empty(batches.shape[:2], device=self._device)
         for step in range(batches.shape[1]):
 
-            def compute(model: FlatModel, chunk: _Chunk, step: int = step) -> None:
-                own = differences[chunk.clients]
-                gradients, losses[chunk.clients, step] = self._gradients(model, flat - own, chunk)
-                own += local_lr * gradients
+            def compute(model: FlatModel, rows: _Rows, step: int = step) -> None:
+                moved = differences[rows.clients]
+                gradients, losses[rows.clients, step] = self._gradients(model, flat - moved, self._gathered(rows))
+                moved += local_lr * gradients
 
-            self._workers.map(compute, self._chunks(batches[:, step]))
+            self._workers.map(compute, self._cut(batches[:, step]))
         return differences, losses
 
     def _gradients(self, model: FlatModel, flat: Tensor, chunk: _Chunk) -> tuple[Tensor, Tensor]:
@@ -139,7 +160,8 @@ class ClientStep:
         differences = np.empty((len(batches), codec.m))
         losses = torch.empty(len(batches), dtype=torch.float64, device=self._device)
 
-        def compute(model: FlatModel, chunk: _Chunk) -> None:
+        def compute(model: FlatModel, rows: _Rows) -> None:
+            chunk = self._gathered(rows)
             with torch.no_grad():
                 for j in range(codec.m):
                     step = codec.step * torch.from_numpy(direction(key, codec.m, j, self._d)).to(self._device)
@@ -147,7 +169,7 @@ class ClientStep:
                     differences[chunk.clients, j] = (ahead - behind).cpu().numpy()
                 losses[chunk.clients] = _client_losses(model, flat, chunk)
 
-        self._workers.map(compute, self._chunks(batches[:, 0]))
+        self._workers.map(compute, self._cut(batches[:, 0]))
         return differences, losses
 
     def derivatives(
@@ -161,7 +183,8 @@ class ClientStep:
         scalars = np.empty((len(batches), codec.m))
         losses = torch.empty(len(batches), dtype=torch.float64, device=self._device)
         shared = len(set(keys)) == 1
-        for chunk in self._chunks(batches[:, 0], CHUNK_CLIENTS if shared else 1):
+        for rows in self._cut(batches[:, 0], CHUNK_CLIENTS if shared else 1):
+            chunk = self._gathered(rows)
 
             def own_losses(parameters: Tensor, chunk: _Chunk = chunk) -> Tensor:
                 return _client_losses(self._model, parameters, chunk)
@@ -179,16 +202,21 @@ class ClientStep:
             return max(1, torch.cuda.get_device_properties(self._device).total_memory // GPU_SHARE // one)
         return max(1, min(most, CHUNK_BYTES // one))
 
-    def _chunks(self, rows: NDArray[np.int64], most: int | None = None) -> Iterator[_Chunk]:
+    def _cut(self, examples: NDArray[np.int64], most: int | None = None) -> Iterator[_Rows]:
         """Cut the clients into runs that fit memory, and have at most `most` of them.
 
         The cuts depend on the config, and on the kind of GPU, alone.
         """
-        size = self._fitting(rows.shape[1], CHUNK_CLIENTS)
+        size = self._fitting(examples.shape[1], CHUNK_CLIENTS)
         size = size if most is None else min(size, most)
-        for begin in range(0, len(rows), size):
-            chosen = torch.from_numpy(rows[begin : begin + size]).to(self._device)
-            yield _Chunk(slice(begin, begin + len(chosen)), self._pixels(self._images[chosen]), self._labels[chosen])
+        for begin in range(0, len(examples), size):
+            part = examples[begin : begin + size]
+            yield _Rows(slice(begin, begin + len(part)), part)
+
+    def _gathered(self, rows: _Rows) -> _Chunk:
+        """Fetch the examples of some clients: by who computes with them, so that few are in memory at a time."""
+        chosen = torch.from_numpy(rows.examples).to(self._device)
+        return _Chunk(rows.clients, self._pixels(self._images[chosen]), self._labels[chosen])
 
 
 def _client_losses(model: FlatModel, flat: Tensor, chunk: _Chunk) -> Tensor:

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ from fedmpdd.federation.clients import ClientStep, Evaluator
 from fedmpdd.federation.config import RunConfig
 from fedmpdd.federation.devices import reproducible_arithmetic, resolve_device
 from fedmpdd.federation.downlink import Downlink, ModelDownlink, ReplayDownlink
-from fedmpdd.federation.exchange import Exchange, FrameExchange, Sent, make_exchange, make_memories
+from fedmpdd.federation.exchange import Exchange, FrameExchange, Sent, joined, make_exchange, make_memories
 from fedmpdd.federation.journal import Header
 from fedmpdd.federation.replay import bundle_codec, model_sha256, stepped
 from fedmpdd.federation.server import ServerStep
@@ -66,6 +67,15 @@ class _Plan(NamedTuple):
     keys: list[Key]
     batches: NDArray[np.int64]  # [clients, local steps, batch]
     weights: list[float] | None
+
+    def part(self, group: slice) -> "_Plan":
+        """The plan of some of those that answer."""
+        return self._replace(
+            present=self.present[group],
+            keys=self.keys[group],
+            batches=self.batches[group],
+            weights=None if self.weights is None else self.weights[group],
+        )
 
 
 class Federation:
@@ -143,23 +153,19 @@ class Federation:
         k, config = self.next_round, self.config
         with reproducible_arithmetic(config):
             plan = self._plan_of(k)
-            start = self._clock()
             losses: Tensor | None = None
             sent, bundle = Sent(None, 0, 0), None
             downlink_bytes = self._downlink.send(plan.selected.tolist(), k)  # line 4
             if self._secure is not None:
                 downlink_bytes += self._secure.overhead_down(len(plan.selected))
-            gradient_done = encode_done = decode_done = start
+            gradient_s = encode_s = decode_s = 0.0
             if len(plan.keys) >= self._fewest:
                 session = self._session_of(self.codec.at_round(k))
-                computed, losses = self._compute(session.codec, plan)  # line 6
-                self._prepare(k + 1)
-                gradient_done = self._clock()
-                sent = self._send(session, computed, plan)  # lines 7 to 11
-                encode_done = self._clock()
+                sent, losses, gradient_s, encode_s = self._uplink(session, plan)  # lines 6 to 11
+                begun = self._clock()
                 estimate, bundle = self._exchange.receive(session, sent, plan.keys, plan.weights)  # lines 13 to 20
                 self._move_to(self._server_step(self.flat, estimate, k))  # line 22
-                decode_done = self._clock()
+                decode_s = self._clock() - begun
             elif plan.keys and self._secure is not None:
                 sent = self._secure.in_vain(len(plan.keys))
             self._note(bundle or Bundle())
@@ -172,12 +178,38 @@ class Federation:
             uplink_bytes=sent.uplink_bytes,
             payload_bytes=sent.payload_bytes,
             downlink_bytes=downlink_bytes,
-            gradient_s=gradient_done - start,
-            encode_s=encode_done - gradient_done,
-            decode_s=decode_done - encode_done,
+            gradient_s=gradient_s,
+            encode_s=encode_s,
+            decode_s=decode_s,
             accuracy=accuracy,
             test_loss=test_loss,
         )
+
+    def _uplink(self, session: Session, plan: "_Plan") -> tuple[Sent, Tensor, float, float]:
+        """What all clients send, their losses, and the seconds that gradients and encoding took.
+
+        In groups of clients where updates do not depend on each other: gradients are many times what is sent of them.
+        """
+        parts: list[Sent] = []
+        losses: list[Tensor] = []
+        gradient_s = encode_s = 0.0
+        for group in self._groups(plan):
+            some, start = plan.part(group), self._clock()
+            computed, own_losses = self._compute(session.codec, some)  # line 6
+            if not losses:
+                self._prepare(plan.round + 1)
+            computed_at = self._clock()
+            parts.append(self._send(session, computed, some))  # lines 7 to 11
+            losses.append(own_losses)
+            gradient_s += computed_at - start
+            encode_s += self._clock() - computed_at
+            del computed  # before the next group's
+        return joined(parts), torch.cat(losses), gradient_s, encode_s
+
+    def _groups(self, plan: "_Plan") -> Iterable[slice]:
+        if not self._exchange.by_client:
+            return [slice(0, len(plan.keys))]
+        return self._client_step.groups(len(plan.keys))
 
     def _compute(self, codec: Codec, plan: "_Plan") -> tuple[Tensor | NDArray[np.float64], Tensor]:
         """What the clients encode, and their losses: gradients, or numbers along directions where there are none."""
@@ -218,6 +250,17 @@ class Federation:
             self._move_to(stepped(self.flat, data, bundle_codec(self.config, self.codec, k), self._server_step, k))
         self.next_round = k + 1
 
+    def begin_at(self, flat: Tensor) -> None:
+        """Take another initial model than the one that was made here: that of a journal."""
+        if flat.shape != self.flat.shape or self.next_round != 0:
+            raise RunError(
+                f"an initial model of {flat.numel()} parameters came, expected {self.model.d}, and at round 0"
+            )
+        self.flat = flat.to(self.flat.device)
+        if self.average is not None:
+            self.average = self.flat.clone()
+        self.journal_header = self.journal_header._replace(model_sha256=model_sha256(self.flat))
+
     @property
     def served(self) -> Tensor:
         """The model that is evaluated: the newest, or the running mean of all."""
@@ -245,17 +288,19 @@ class Federation:
         answering = sampling.survivors(config, k)  # the others drop out after the model was sent to them
         keys = [key for key, here in zip(sampling.round_keys(config, k, clients), answering, strict=True) if here]
         present = clients[answering]
-        examples = [self._examples_of(int(client)) for client in present]
-        own_batches = [
-            sampling.sample_batch(config, k, int(client), own) for client, own in zip(present, examples, strict=True)
-        ]
+        batches = np.empty((len(present), config.local_steps, config.batch), np.int64)
+        weights = []
+        for row, client in enumerate(present.tolist()):
+            examples = self._examples_of(client)
+            batches[row] = sampling.sample_batch(config, k, client, examples)
+            weights.append(float(examples.size))
         return _Plan(
             round=k,
             selected=clients,
             present=present,
             keys=keys,
-            batches=np.stack(own_batches) if own_batches else np.empty((0, config.local_steps, config.batch), np.int64),
-            weights=[float(own.size) for own in examples] if config.weighting == "examples" else None,
+            batches=batches,
+            weights=weights if config.weighting == "examples" else None,
         )
 
     def _prepare(self, k: int) -> None:
@@ -309,6 +354,7 @@ class Federation:
         if self.average is not None:
             expected.add("server.average")
         wrong = set(state) != expected or (memories and self.memories is None)
+        wrong = wrong or not all(_is_client(name.removeprefix("feedback."), self.config.clients) for name in memories)
         if wrong or any((v.shape, v.dtype) != (self.flat.shape, self.flat.dtype) for v in state.values()):
             raise RunError(
                 "the checkpoint is of another model, server or codec; resume with the config that it was made with"
@@ -323,6 +369,10 @@ class Federation:
         for name in self._server_step.state:
             self._server_step.state[name] = state[f"server.{name}"].to(self.flat.device)
         self.next_round = next_round
+
+
+def _is_client(text: str, clients: int) -> bool:
+    return len(text) <= 10 and text.isascii() and text.isdigit() and str(int(text)) == text and int(text) < clients
 
 
 def make_federation(config: RunConfig, data_dir: Path | None = None) -> Federation:

@@ -42,6 +42,14 @@ class Sent:
     clients: tuple[int, ...] = ()  # who sent it, where clients have memories
 
 
+def joined(parts: Sequence[Sent]) -> Sent:
+    """Return what all clients of a round sent, from what groups of them did, each a list of frames."""
+    if len(parts) == 1:
+        return parts[0]
+    frames = [frame for part in parts for frame in part.content]
+    return Sent(frames, sum(part.uplink_bytes for part in parts), sum(part.payload_bytes for part in parts))
+
+
 class Received(NamedTuple):
     """The server's estimate, and the updates that it was made of where they were real ones."""
 
@@ -51,6 +59,10 @@ class Received(NamedTuple):
 
 class Exchange(Protocol):
     """The two halves of a round's communication."""
+
+    @property
+    def by_client(self) -> bool:
+        """Whether a client's update is the same whoever is sent with it, so that a round can be sent in groups."""
 
     def send(
         self,
@@ -86,6 +98,7 @@ class FrameExchange:
         self._memories = memories
         self._protection = protection
         self._mean_bits = mean_bits
+        self.by_client = memories is None and device.type == "cpu"
 
     def send(
         self,
@@ -158,6 +171,7 @@ class DeviceExchange:
     def __init__(self, device: torch.device, memories: Memories | None = None) -> None:
         self._device = device
         self._memories = memories
+        self.by_client = False  # on a GPU a round is one call
 
     @staticmethod
     def handles(codec: Codec) -> bool:

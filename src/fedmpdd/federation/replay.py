@@ -23,6 +23,11 @@ from fedmpdd.federation.devices import resolve_device
 from fedmpdd.federation.journal import JOURNAL, Header, JournalReader
 from fedmpdd.federation.server import ServerStep
 
+ANOTHER_START = (
+    "another kind of CPU (PyTorch's random numbers differ with its instruction set, and with ATEN_CPU_CAPABILITY), "
+    "another version of PyTorch, or of the model's code"
+)
+
 
 def model_sha256(flat: Tensor) -> str:
     """SHA-256 of a flat float32 model, little-endian."""
@@ -45,16 +50,34 @@ def stepped(flat: Tensor, data: bytes, codec: Codec, step: ServerStep, round_num
 class Replica:
     """A model that follows a federation by its bundles: a client's, or one that is rebuilt from a journal."""
 
-    def __init__(self, header: Header, device: str = "cpu") -> None:
+    def __init__(
+        self,
+        header: Header,
+        device: str = "cpu",
+        *,
+        initial: NDArray[np.float32] | None = None,
+        trust_imports: bool | str = False,
+    ) -> None:
+        """Begin before the first round.
+
+        header: of the journal, or of a message. device: where to compute. initial: the parameters to begin with, from
+        a journal that holds them; else they are made as the header says. trust_imports: whether the code that the
+        header names as the model may be imported and called: True, or the one import path that may.
+        """
         config = resolve_device(parse_config({**header.config, "device": device}))
-        model, flat = models.build(
+        models.check_trust(config.model, "the journal", trust_imports)
+        d = models.count_parameters(config.model, header.shape, header.classes)
+        if d is not None and d != header.d:  # before any memory is taken for them
+            raise JournalError(f"the journal is of {header.d} parameters, and {config.model} has {d}: it was changed")
+        model, made = models.build(
             config.model, header.shape, header.classes, init=config.init, seed=sampling.model_seed(config)
         )
+        flat = made if initial is None else tensor_of(initial)
         if model.d != header.d or model_sha256(flat) != header.model_sha256:
             raise JournalError(
-                f"the initial model built here has hash {model_sha256(flat)[:16]}…, the journal's has "
-                f"{header.model_sha256[:16]}…: another version of PyTorch, or of the model's code; begin with a model "
-                "that was sent"
+                f"the initial model built here has {model.d} parameters and hash {model_sha256(flat)[:16]}…, the "
+                f"journal's has {header.d} and {header.model_sha256[:16]}…: {ANOTHER_START}; begin with a model that "
+                "was sent, or with a journal that holds the initial one"
             )
         self.config = config
         self.flat = flat.to(config.device)
@@ -129,11 +152,18 @@ def replay(
     until: int | None = None,
     device: str = "cpu",
     on_progress: Callable[[str, float], None] | None = None,
+    trust_imports: bool | str = False,
 ) -> Replayed:
-    """Rebuild the model of a run folder after all rounds of its journal, or after the first `until` of them."""
+    """Rebuild the model of a run folder after all rounds of its journal, or after the first `until` of them.
+
+    folder: the run. device: where to compute. on_progress: called with words and the share that is done.
+    trust_imports: whether the code that the journal names as its model may be imported and called: True, or the one
+    import path that may. Models of this package need neither.
+    """
     different: int | None = None
     with JournalReader(folder / JOURNAL) as journal:
-        replica = Replica(journal.header, device)
+        initial = journal.initial_model()
+        replica = Replica(journal.header, device, initial=initial, trust_imports=trust_imports)
         if until != 0:
             for record in journal:
                 try:

@@ -14,58 +14,48 @@ round, client), a checkpoint needs no more than vectors and a number, and a resu
 
 import importlib.util
 import json
+import logging
 import os
-import platform
 import shutil
-import sys
 from collections.abc import Callable, Iterator
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
 
-import fedmpdd
-from fedmpdd.directions import backend
-from fedmpdd.errors import CodecError, ConfigError, GradientError, JournalError, MissingDependencyError, RunError
+from fedmpdd import checkpoints, models
+from fedmpdd.documents import parse_json, read_json, sync_folder
+from fedmpdd.documents import write_atomically as write_atomically  # others import these from here
+from fedmpdd.documents import write_json as write_json
+from fedmpdd.documents import write_text as write_text
+from fedmpdd.errors import (
+    CodecError,
+    ConfigError,
+    DocumentError,
+    GradientError,
+    JournalError,
+    MissingDependencyError,
+    RunError,
+)
 from fedmpdd.federation.config import RunConfig, parse_config
 from fedmpdd.federation.engine import Federation, RoundMetrics, make_federation
+from fedmpdd.federation.environment import differences, environment
 from fedmpdd.federation.interrupts import Deferred
 from fedmpdd.federation.journal import JOURNAL, Journal, JournalReader, Record
-from fedmpdd.federation.replay import model_sha256
+from fedmpdd.federation.replay import ANOTHER_START, model_sha256
 
 CONFIG, ENVIRONMENT, METRICS = "config.json", "environment.json", "metrics.jsonl"
 CHECKPOINT, SUMMARY, LOCK = "checkpoint.safetensors", "summary.json", ".lock"
 
-_COUNTED = {"round", "clients", "uplink_bytes", "payload_bytes", "downlink_bytes", "accuracy"}
+LARGEST_CONFIG = 2**20  # bytes
+LONGEST_LINE = 2**16  # of metrics, in bytes
+_UNSEALED_NOTES = ("next_round",)  # of checkpoints of versions that did not seal them
+_FREE_SETTINGS = ("device", "rounds", "evaluate_every", "checkpoint_every")  # change nothing that a round computes
+_COUNTS = ("round", "clients", "uplink_bytes", "payload_bytes", "downlink_bytes")
+
+_log = logging.getLogger("fedmpdd")
 
 OnRound = Callable[[RoundMetrics, "Run"], None]
-
-
-def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
-    """Have `write` make a file beside `path`, then put it in place in one step."""
-    partial = path.with_name(path.name + ".part")
-    try:
-        write(partial)
-        with partial.open("rb+") as file:
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)  # there only if something went wrong
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """A rename survives a power cut only once its folder is on the disk."""
-    if os.name == "posix":
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 class FolderLock:
@@ -86,20 +76,6 @@ class FolderLock:
     def __del__(self) -> None:
         if self._handle is not None:
             os.close(self._handle)
-
-
-def write_json(path: Path, document: Any) -> None:
-    """Write a JSON document in one step."""
-    write_text(path, json.dumps(document, indent=2) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text in one step."""
-
-    def write(partial: Path) -> None:
-        partial.write_text(text, encoding="utf-8")
-
-    write_atomically(path, write)
 
 
 class Run:
@@ -130,9 +106,9 @@ class Run:
             write_json(made / CONFIG, federation.config.model_dump(mode="json"))
             journal = None
             if federation.config.journaled:
-                journal = Journal.create(made / JOURNAL, federation.journal_header)
+                journal = Journal.create(made / JOURNAL, federation.journal_header, federation.flat.cpu().numpy())
             made.rename(folder)
-            _sync_folder(folder.parent)
+            sync_folder(folder.parent)
         except OSError as error:
             raise RunError(f"{folder} cannot be made: {error}; choose another --out") from None
         finally:
@@ -142,51 +118,91 @@ class Run:
         return run
 
     @classmethod
-    def resume(cls, folder: Path, data_dir: Path | None = None) -> "Run":
-        """Open a run folder where its journal ends, or where its last checkpoint left it if it keeps none."""
+    def resume(cls, folder: Path, data_dir: Path | None = None, *, trust_imports: bool | str = False) -> "Run":
+        """Open a run folder where its journal ends, or where its last checkpoint left it if it keeps none.
+
+        folder: the run. data_dir: where the datasets are. trust_imports: whether the code that the folder names as its
+        model may be imported and called: True, or the one import path that may. Models of this package need neither.
+        """
         config = read_config(folder)
+        models.check_trust(config.model, str(folder / CONFIG), trust_imports)
         lock = FolderLock(folder)
         run = cls(folder, config, make_federation(config, data_dir), lock)
-        if (folder / CHECKPOINT).is_file():
-            run.federation.load_state(*_read_checkpoint(folder / CHECKPOINT))
         if config.journaled:
-            rows = run._follow_journal()
+            with JournalReader(folder / JOURNAL) as reader:
+                run._begin_as(reader)
+                run._load_checkpoint()
+                rows = run._follow(reader)
+            run._journal = Journal(folder / JOURNAL, reader.end)
         else:
-            done = run.federation.next_round
-            rows = [row for row in read_metrics(folder) if row["round"] < done]
-            if [row["round"] for row in rows] != list(range(done)):
-                raise RunError(
-                    f"{folder / METRICS} does not hold rounds 0 to {done - 1}, those before the checkpoint: it was "
-                    f"changed; put back what it was, or delete {folder} and start the run again"
-                )
+            run._load_checkpoint()
+            rows = run._rows_before(run.federation.next_round)
         write_text(folder / METRICS, "".join(json.dumps(row) + "\n" for row in rows))
         for row in rows:
             run._count(row)
         return run
 
-    def _follow_journal(self) -> list[dict[str, Any]]:
+    def _load_checkpoint(self) -> None:
+        path = self.folder / CHECKPOINT
+        if path.is_file():
+            found = read_checkpoint(path, self.config, self.federation.model.d)
+            vectors = {name: torch.from_numpy(vector) for name, vector in found.vectors.items()}
+            most = self.config.rounds
+            self.federation.load_state(
+                vectors, checkpoints.read_count(path, found.notes, "next_round", most, _remedy(path))
+            )
+
+    def _rows_before(self, done: int) -> list[dict[str, Any]]:
+        """The metrics of the rounds before a checkpoint; later ones are computed again."""
+        rows = [row for row in read_metrics(self.folder) if row["round"] < done]
+        if len(rows) != done or any(row["round"] != number for number, row in enumerate(rows)):
+            raise RunError(
+                f"{self.folder / METRICS} does not hold rounds 0 to {done - 1}, those before the checkpoint: it was "
+                f"changed; put back what it was, or delete {self.folder} and start the run again"
+            )
+        return rows
+
+    def _begin_as(self, reader: JournalReader) -> None:
+        """Begin with the initial model of a journal, which may not be the one that this machine makes."""
+        ours, theirs = _essence(self.federation.journal_header._asdict()), _essence(reader.header._asdict())
+        start, told = ours.pop("model_sha256"), theirs.pop("model_sha256")
+        if ours != theirs:
+            raise JournalError(f"{reader.path} is the journal of another run: its config or its examples differ")
+        initial = reader.initial_model()
+        if initial is not None:
+            self.federation.begin_at(torch.from_numpy(initial))
+        elif start != told:
+            raise JournalError(
+                f"{reader.path} is of a version that does not hold the initial model, and the one made here is another "
+                f"one than it says: the journal of another run, or {ANOTHER_START}; resume where it was begun"
+            )
+
+    def _follow(self, reader: JournalReader) -> list[dict[str, Any]]:
         """Go on from the checkpoint to the journal's last round; return the metrics of all rounds, which it holds."""
-        federation, path = self.federation, self.folder / JOURNAL
+        federation, path = self.federation, reader.path
         checkpointed, federation.next_round = federation.next_round, 0
         rows = []
-        with JournalReader(path) as reader:
-            if _essence(reader.header._asdict()) != _essence(federation.journal_header._asdict()):
-                raise JournalError(f"{path} is the journal of another run: its initial model or config differ")
-            for record in reader:
-                federation.advance(record.bundle, changes_model=record.round >= checkpointed)
-                known = federation.next_round >= checkpointed
-                if known and model_sha256(federation.flat) != record.model_sha256:
-                    raise JournalError(
-                        f"{path}: round {record.round} leads to another model than it did when it was written; "
-                        f"fedmpdd replay {self.folder} says where they part"
-                    )
-                rows.append(record.note)
+        for record in reader:
+            if record.round >= self.config.rounds:
+                raise JournalError(
+                    f"{path} holds more rounds than the {self.config.rounds} of its config: it was changed; put back "
+                    "what it was"
+                )
+            federation.advance(record.bundle, changes_model=record.round >= checkpointed)
+            known = federation.next_round >= checkpointed
+            if known and model_sha256(federation.flat) != record.model_sha256:
+                raise JournalError(
+                    f"{path}: round {record.round} leads to another model than it did when it was written; "
+                    f"fedmpdd replay {self.folder} says where they part"
+                )
+            if problem := _problem_of(record.note):
+                raise JournalError(f"{path}: the note of round {record.round} cannot be used: {problem}")
+            rows.append(record.note)
         if federation.next_round < checkpointed:
             raise JournalError(
                 f"{path} ends after round {federation.next_round}, and the checkpoint is of round {checkpointed}: it "
                 "was cut off; delete the checkpoint to go on from the journal"
             )
-        self._journal = Journal(path, reader.end)
         return rows
 
     def train(
@@ -259,20 +275,66 @@ class Run:
             self.accuracy = row["accuracy"]
 
     def _checkpoint(self) -> None:
-        tensors = {name: value.contiguous() for name, value in self.federation.state().items()}
-        metadata = {"next_round": str(self.federation.next_round)}
-        try:
-            write_atomically(self.folder / CHECKPOINT, lambda partial: save_file(tensors, partial, metadata=metadata))
-        except SafetensorError as error:  # the disk is full, say
-            raise OSError(f"{self.folder / CHECKPOINT} cannot be written: {error}") from None
+        """Write the file, but for a model that is not finite: nobody could go on from that, and from the last one can.
+
+        The next round of such a model ends the run, and so it does after a resume.
+        """
+        vectors = {name: value.contiguous().numpy() for name, value in self.federation.state().items()}
+        if not all(torch.isfinite(torch.from_numpy(vector)).all() for vector in vectors.values()):
+            _log.warning("%s: the model is not finite; the checkpoint before it stays", self.folder)
+            return
+        config = json.dumps(self.config.model_dump(mode="json"))
+        notes = {"next_round": str(self.federation.next_round), "config": config}
+        checkpoints.write_checkpoint(self.folder / CHECKPOINT, vectors, notes)
 
     def _note_environment(self) -> None:
         path = self.folder / ENVIRONMENT
-        try:
-            starts = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
-        except (OSError, ValueError) as error:
-            raise RunError(f"{path} is damaged: {error}; delete it and resume") from None
-        write_json(path, [*starts, {"from_round": self.federation.next_round, **environment()}])
+        starts = read_starts(self.folder, "delete it and resume")
+        here = environment()
+        if starts and (changed := differences(starts[-1], here)):
+            _log.warning(
+                "%s: since the last start what may change bits has changed: %s; rounds from here on may differ from "
+                "those of a run that was not interrupted",
+                self.folder,
+                "; ".join(changed),
+            )
+        write_json(path, [*starts, {"from_round": self.federation.next_round, **here}])
+
+
+def read_starts(folder: Path, remedy: str) -> list[dict[str, Any]]:
+    """Return the environment of every start of a run, or raise RunError that ends in `remedy`."""
+    path = folder / ENVIRONMENT
+    starts = read_json(path, remedy) if path.is_file() else []
+    if not isinstance(starts, list) or not all(isinstance(start, dict) for start in starts):
+        raise RunError(f"{path} is damaged: expected a list with one table per start; {remedy}")
+    return starts
+
+
+def read_checkpoint(path: Path, config: RunConfig, d: int) -> checkpoints.Checkpoint:
+    """Return the checkpoint of a run with this config and so many parameters, or raise RunError."""
+    found = checkpoints.read_checkpoint(path, d, _remedy(path), _UNSEALED_NOTES)
+    if found.sealed:
+        _check_config(path, config, found.notes.get("config", ""))
+    return found
+
+
+def _check_config(path: Path, config: RunConfig, text: str) -> None:
+    """Raise RunError if a checkpoint was made with another config, but for settings that change no round."""
+    try:
+        made_with = parse_config(parse_json(text)).model_dump(mode="json")
+    except (DocumentError, ConfigError) as error:
+        raise RunError(f"{path} was made with a config that cannot be read: {error}; {_remedy(path)}") from None
+    now = config.model_dump(mode="json")
+    for key in now:
+        if key not in _FREE_SETTINGS and made_with[key] != now[key]:
+            raise RunError(
+                f"{path} is of another run: it was made with {key} = {made_with[key]!r:.60}, and {CONFIG} says "
+                f"{now[key]!r:.60}; put back what it was, or {_remedy(path)}"
+            )
+
+
+def _remedy(path: Path) -> str:
+    return f"delete it to start the run again: rm {path}"
 
 
 def _essence(header: dict[str, Any]) -> dict[str, Any]:
@@ -313,40 +375,13 @@ def tensorboard_sink(folder: Path) -> Callable[[RoundMetrics], None]:
     return write
 
 
-def environment() -> dict[str, Any]:
-    """Return versions and machine."""
-    versions = {}
-    for name in ("numpy", "torch", "pydantic", "safetensors"):
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            versions[name] = "missing"
-    return {
-        "fedmpdd": fedmpdd.__version__,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "kernels": backend().isa,
-        "threads": backend().threads,
-        "torch_threads": torch.get_num_threads(),
-        "byte_order": sys.byteorder,
-        **versions,
-    }
-
-
 def read_config(folder: Path) -> RunConfig:
     """Return the resolved config of a run folder."""
-    try:
-        return parse_config(json.loads((folder / CONFIG).read_text(encoding="utf-8")))
-    except (FileNotFoundError, NotADirectoryError):
-        raise RunError(
-            f"{folder} is not a run: it has no {CONFIG}; start one with fedmpdd run CONFIG --out {folder}"
-        ) from None
-    except (OSError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise RunError(
-            f"{folder / CONFIG} is damaged: {error}; put back what it was, or delete {folder} and start the run again"
-        ) from None
+    path = folder / CONFIG
+    if not path.is_file():
+        raise RunError(f"{folder} is not a run: it has no {CONFIG}; start one with fedmpdd run CONFIG --out {folder}")
+    remedy = f"put back what it was, or delete {folder} and start the run again"
+    return parse_config(read_json(path, remedy, largest=LARGEST_CONFIG))
 
 
 def read_metrics(folder: Path) -> Iterator[dict[str, Any]]:
@@ -354,26 +389,45 @@ def read_metrics(folder: Path) -> Iterator[dict[str, Any]]:
     path = folder / METRICS
     if not path.is_file():
         return
-    lines = path.read_bytes().decode("utf-8", errors="replace").splitlines(keepends=True)
-    for number, line in enumerate(lines):
-        try:
-            row = json.loads(line) if line.endswith("\n") else None
-        except (ValueError, RecursionError):  # a number of thousands of digits, a thousand brackets
-            row = None
-        if not isinstance(row, dict) or not set(row) >= _COUNTED:
-            if number == len(lines) - 1:
-                return
-            raise RunError(
-                f"{path}, line {number + 1} is damaged; put back what it was, or delete {folder} and start the run "
-                "again"
-            )
-        yield row
+    problem, number = "", 0
+    with path.open("rb") as file:
+        while line := file.readline(LONGEST_LINE):
+            if problem:  # of the line before, which then is not the last
+                raise _damaged_line(path, number, problem)
+            number += 1
+            row = _row_of(line)
+            if row is None:
+                problem = "it is no line of metrics"
+            elif wrong := _problem_of(row):
+                raise _damaged_line(path, number, wrong)
+            else:
+                yield row
 
 
-def _read_checkpoint(path: Path) -> tuple[dict[str, Tensor], int]:
+def _row_of(line: bytes) -> dict[str, Any] | None:
+    """The metrics of a line, None if it is not whole."""
     try:
-        with safe_open(path, framework="pt") as file:
-            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-            return state, int(file.metadata()["next_round"])
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise RunError(f"{path} is damaged: {error}; delete it to start the run again") from None
+        row = parse_json(line) if line.endswith(b"\n") else None
+    except DocumentError:
+        return None
+    return row if isinstance(row, dict) and {*_COUNTS, "accuracy"} <= set(row) else None
+
+
+def _damaged_line(path: Path, number: int, problem: str) -> RunError:
+    return RunError(
+        f"{path}, line {number} is damaged: {problem}; put back what it was, or delete {path.parent} and start the run "
+        "again"
+    )
+
+
+def _problem_of(row: dict[str, Any]) -> str | None:
+    """What keeps a round's metrics from being counted, if anything does."""
+    for key in _COUNTS:
+        value = row.get(key)
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
+            what = "a number of bytes" if key.endswith("bytes") else "a whole number"
+            return f"{key} = {value!r:.40}, expected {what}"
+    accuracy = row.get("accuracy")
+    if accuracy is not None and not (isinstance(accuracy, int | float) and 0 <= accuracy <= 1):
+        return f"accuracy = {accuracy!r:.40}, expected null or a number from 0 to 1"
+    return None

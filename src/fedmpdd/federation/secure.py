@@ -42,6 +42,7 @@ class SecureExchange:
     ) -> None:
         self._config = config
         self._codec = codec
+        self.by_client = False  # the noise of all is one draw
         self._device = device
         self._mean_bits = mean_bits or 32
         self._length = codec.m if isinstance(codec, MPDD) else d

@@ -1,18 +1,26 @@
-"""The server's file after every round: model, optimiser, number of rounds."""
+"""The server's file after every round: model, optimiser, number of rounds, and whatever else the server remembers.
+
+A field of `Checkpoint` that is not an array is a note in the file, as JSON, under its own name. To remember more, add
+a field with a default: files that were written before have it.
+"""
 
 import json
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
-
-from fedmpdd.errors import RunError
-from fedmpdd.federation.runs import write_atomically
+from fedmpdd import checkpoints
+from fedmpdd.documents import parse_json
+from fedmpdd.errors import DocumentError, RunError
 from fedmpdd.flower.layout import Float32, Layout
 
 _MODEL, _SERVER = "model", "server."
+_LAYOUT, _ROUNDS = "layout", "rounds"
+_ELSEWHERE = (_ROUNDS, "model", "server")  # fields that are no JSON notes
+_UNSEALED_NOTES = (_ROUNDS, "usual", _LAYOUT)
+_MOST_ROUNDS = 2**32 - 1
+_REMEDY = "name another file, or delete it to start anew"
 
 
 @dataclass(frozen=True)
@@ -27,26 +35,54 @@ class Checkpoint:
 
 def write_checkpoint(path: Path, checkpoint: Checkpoint, layout: Layout) -> None:
     """Write the file; a crash leaves the old one or the new one."""
-    arrays = {_MODEL: checkpoint.model} | {_SERVER + name: value for name, value in checkpoint.server.items()}
-    notes = {"rounds": str(checkpoint.rounds), "usual": json.dumps(checkpoint.usual), "layout": _text(layout)}
+    vectors = {_MODEL: checkpoint.model} | {_SERVER + name: value for name, value in checkpoint.server.items()}
+    notes = {name: json.dumps(getattr(checkpoint, name), allow_nan=False) for name in _note_names()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, lambda partial: save_file(arrays, partial, metadata=notes))
+    checkpoints.write_checkpoint(path, vectors, {**notes, _ROUNDS: str(checkpoint.rounds), _LAYOUT: _text(layout)})
 
 
 def read_checkpoint(path: Path, layout: Layout, server: tuple[str, ...]) -> Checkpoint:
-    """Read the file of a server with this model and optimiser."""
-    try:
-        with safe_open(path, framework="numpy") as file:
-            notes = file.metadata() or {}
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    except (SafetensorError, OSError) as error:
-        raise RunError(f"{path} cannot be read: {error}; delete it to start anew") from None
+    """Read the file of a server with this model and optimiser, or raise RunError."""
+    found = checkpoints.read_checkpoint(path, layout.d, _REMEDY, _UNSEALED_NOTES)
     expected = {_MODEL, *(_SERVER + name for name in server)}
-    fits = set(arrays) == expected and notes.get("layout") == _text(layout)
-    if not fits or any(value.shape != (layout.d,) or value.dtype != np.float32 for value in arrays.values()):
-        raise RunError(f"{path} is of another model or optimiser; name another file, or delete it to start anew")
-    state = {name.removeprefix(_SERVER): value for name, value in arrays.items() if name != _MODEL}
-    return Checkpoint(int(notes["rounds"]), arrays[_MODEL], state, json.loads(notes["usual"]))
+    if set(found.vectors) != expected or found.notes.get(_LAYOUT) != _text(layout):
+        raise RunError(f"{path} is of another model or optimiser; {_REMEDY}")
+    rounds = checkpoints.read_count(path, found.notes, _ROUNDS, _MOST_ROUNDS, _REMEDY)
+    remembered = {name: _value(path, name, found.notes[name]) for name in _note_names() if name in found.notes}
+    state = {name.removeprefix(_SERVER): value for name, value in found.vectors.items() if name != _MODEL}
+    try:
+        return Checkpoint(rounds=rounds, model=found.vectors[_MODEL], server=state, **remembered)
+    except TypeError:  # a field without a default
+        raise RunError(f"{path} is damaged: it says only {', '.join(sorted(found.notes))}; {_REMEDY}") from None
+
+
+def _note_names() -> list[str]:
+    return [field.name for field in fields(Checkpoint) if field.name not in _ELSEWHERE]
+
+
+def _value(path: Path, name: str, text: str) -> Any:
+    """What a note holds: any JSON whose numbers are finite, and for a magnitude a number that is not negative."""
+    try:
+        value = parse_json(text)
+    except DocumentError as error:
+        raise RunError(f"{path} is damaged: {name} cannot be understood: {error}; {_REMEDY}") from None
+    if not _is_finite(value):
+        raise RunError(f"{path} is damaged: {name} = {text:.40}, expected finite numbers; {_REMEDY}")
+    if name == "usual" and not (value is None or (_is_number(value) and value >= 0)):
+        raise RunError(f"{path} is damaged: usual = {text:.40}, expected null or a number from 0 on; {_REMEDY}")
+    return value
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(map(_is_finite, value.values()))
+    if isinstance(value, list):
+        return all(map(_is_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _text(layout: Layout) -> str:

@@ -9,7 +9,6 @@
 A cell that is there is not attacked again, so that an audit that was stopped goes on where it was.
 """
 
-import json
 import re
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -20,7 +19,9 @@ from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
+from pydantic import ValidationError
 
+from fedmpdd.documents import read_json
 from fedmpdd.errors import RunError
 from fedmpdd.federation.runs import FolderLock, write_json
 from fedmpdd.privacy.cells import make_cell
@@ -158,8 +159,8 @@ def _take(folder: Path, audit: Audit) -> FolderLock:
     if path.is_file():
         try:
             # Read as an audit, so that keys which did not exist then have the values that were meant.
-            before = Audit.model_validate(json.loads(path.read_text(encoding="utf-8"))).model_dump(mode="json")
-        except ValueError as error:
+            before = Audit.model_validate(read_json(path, "choose another --out")).model_dump(mode="json")
+        except ValidationError as error:
             raise RunError(f"{path} is damaged: {error}; choose another --out") from None
         # More codecs or attacks may join; whatever changes a number may not.
         for one in (before, document):

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from torch import from_numpy as tensor_of
 
 from fedmpdd import models
 from fedmpdd.codecs import Codec
@@ -15,7 +15,8 @@ from fedmpdd.data import load
 from fedmpdd.directions import Key, derive_seed
 from fedmpdd.errors import ConfigError, RunError
 from fedmpdd.federation import sampling
-from fedmpdd.federation.runs import CHECKPOINT, read_config
+from fedmpdd.federation.config import RunConfig
+from fedmpdd.federation.runs import CHECKPOINT, read_checkpoint, read_config
 from fedmpdd.privacy import metrics
 from fedmpdd.privacy.config import Audit
 from fedmpdd.privacy.meter import entropy_bound
@@ -61,6 +62,7 @@ class Scene:
 def set_scene(audit: Audit, data_dir: Path | None = None) -> Scene:
     """Load data and model, and choose the private images."""
     config, own = audit.config, audit.audit
+    trained = None if own.run is None else _config_of(Path(own.run), audit)  # before any code of a user is imported
     dataset = load(config.dataset, data_dir)
     shape = dataset.train.images.shape[1:]
     model, flat = models.build(
@@ -70,8 +72,8 @@ def set_scene(audit: Audit, data_dir: Path | None = None) -> Scene:
         init=config.init,
         seed=sampling.model_seed(config),
     )
-    if own.run is not None:
-        flat = _trained(Path(own.run), audit, flat)
+    if own.run is not None and trained is not None:
+        flat = _trained(Path(own.run), trained, flat)
     normalised = config.pixels == "normalised"
     victim = Victim(
         model,
@@ -99,22 +101,30 @@ def set_scene(audit: Audit, data_dir: Path | None = None) -> Scene:
     )
 
 
-def _trained(folder: Path, audit: Audit, initial: Tensor) -> Tensor:
-    """The model of a run's newest checkpoint."""
+def _config_of(folder: Path, audit: Audit) -> RunConfig:
+    """The config of a run that has the model and the data of the audit.
+
+    The audit imports the model that its own config names, never one that only the folder does.
+    """
     config = read_config(folder)
     if (config.model, config.dataset) != (audit.config.model, audit.config.dataset):
         raise ConfigError(
             f"audit.run = {str(folder)!r} trained {config.model} on {config.dataset}, but the audit is of "
-            f"{audit.config.model} on {audit.config.dataset}"
+            f"{audit.config.model} on {audit.config.dataset}; if you trust the folder, give model={config.model} "
+            f"dataset={config.dataset}"
         )
-    try:
-        with safe_open(folder / CHECKPOINT, framework="pt") as file:
-            flat: Tensor = file.get_tensor("model")
-    except (SafetensorError, OSError) as error:
-        raise RunError(f"{folder} has no checkpoint that can be read: {error}; train it first") from None
-    if flat.shape != initial.shape:
-        raise ConfigError(f"audit.run = {str(folder)!r} has {len(flat)} parameters, the model here {len(initial)}")
-    return flat
+    return config
+
+
+def _trained(folder: Path, config: RunConfig, initial: Tensor) -> Tensor:
+    """The model of a run's newest checkpoint."""
+    path = folder / CHECKPOINT
+    if not path.is_file():
+        raise RunError(f"{folder} has no checkpoint; train it first")
+    found = read_checkpoint(path, config, initial.numel())
+    if "model" not in found.vectors:
+        raise RunError(f"{path} holds no model; train the run again")
+    return tensor_of(found.vectors["model"])
 
 
 def observations_of(audit: Audit, scene: Scene, text: str) -> list[Observation]:

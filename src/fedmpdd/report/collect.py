@@ -1,6 +1,5 @@
 """From paths on the command line to runs and audits, each read and checked once."""
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,13 +7,15 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedmpdd.documents import read_json
 from fedmpdd.errors import ConfigError, RunError
 from fedmpdd.federation.config import RunConfig
-from fedmpdd.federation.runs import CONFIG, ENVIRONMENT, METRICS, SUMMARY, read_config, read_metrics
+from fedmpdd.federation.runs import CONFIG, METRICS, SUMMARY, read_config, read_metrics, read_starts
 from fedmpdd.report.configs import identity
 
 # An audit's files. Their names stand here again because the module that writes them needs packages for attacks.
 RESULTS, CELLS = "results.json", "cells"
+LARGEST_RESULTS = 2**26  # bytes: an audit has numbers of every image
 _ROW_WORDS = ("model", "codec", "attack", "verdict")
 _ROW_NUMBERS = ("ssim", "control_ssim", "class_mean_ssim", "mse", "psnr", "labels_found", "bits_revealed")
 
@@ -129,9 +130,7 @@ def _read_run(folder: Path) -> RunRecord:
     except ConfigError as error:
         raise RunError(f"{folder / CONFIG} is not the config of a run: {error}; leave this folder out") from None
     history = _read_history(folder, config.rounds)
-    starts = _read_json(folder / ENVIRONMENT) if (folder / ENVIRONMENT).is_file() else []
-    if not isinstance(starts, list) or not all(isinstance(start, dict) for start in starts):
-        raise RunError(f"{folder / ENVIRONMENT} is damaged: expected a list with one table per start; delete it")
+    starts = read_starts(folder, "delete it, or leave this folder out")
     summary = _read_json(folder / SUMMARY) if (folder / SUMMARY).is_file() else None
     if summary is not None:
         _check_summary(folder, summary, history)
@@ -230,12 +229,7 @@ def _check_audit_config(path: Path, config: Any) -> None:
 
 
 def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise RunError(f"{path} is missing; leave this folder out, or make it again") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise RunError(f"{path} is damaged: {error}; leave this folder out, or make it again") from None
+    return read_json(path, "leave this folder out, or make it again", largest=LARGEST_RESULTS)
 
 
 def _leave_out_copies(found: Collection) -> None:

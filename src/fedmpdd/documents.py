@@ -1,0 +1,87 @@
+"""Files that appear whole or not at all, and JSON that is checked before it is believed. No dependencies.
+
+Every JSON text that comes from a file or from outside goes through `parse_json` or `read_json`. Python's own parser
+raises RecursionError at deep brackets, ValueError at numbers of thousands of digits and UnicodeDecodeError at stray
+bytes, and it takes memory of many times the text. Here all of that is one DocumentError.
+"""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fedmpdd.errors import DocumentError, RunError
+
+LARGEST_DOCUMENT = 2**24  # bytes; the parsed values take up to twenty times as much
+
+
+def parse_json(text: str | bytes | bytearray, *, largest: int = LARGEST_DOCUMENT) -> Any:
+    """Return the values of a JSON text, or raise DocumentError.
+
+    text: a string, or bytes in UTF-8. largest: how long it may be.
+
+        >>> parse_json('{"rounds": 3}')
+        {'rounds': 3}
+    """
+    if len(text) > largest:
+        raise DocumentError(f"the text has {len(text):,} characters, and at most {largest:,} are read")
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise DocumentError("brackets are nested too deeply for any document of this package") from None
+    except ValueError as error:  # not JSON, not UTF-8, or a number of thousands of digits
+        raise DocumentError(f"it is not JSON: {error}") from None
+
+
+def read_json(path: Path, remedy: str, *, largest: int = LARGEST_DOCUMENT) -> Any:
+    """Return the values of a JSON file, or raise RunError that ends in `remedy`.
+
+    path: the file. remedy: what to do about a damaged one, like "delete it and resume". largest: how many bytes the
+    file may have; no more are ever read.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(largest + 1)
+        return parse_json(data, largest=largest)
+    except FileNotFoundError:
+        raise RunError(f"{path} is missing; {remedy}") from None
+    except (OSError, DocumentError) as error:
+        raise RunError(f"{path} is damaged: {error}; {remedy}") from None
+
+
+def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+    """Have `write` make a file beside `path`, then put it in place in one step."""
+    partial = path.with_name(path.name + ".part")
+    try:
+        write(partial)
+        with partial.open("rb+") as file:
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)  # there only if something went wrong
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Put a folder's entries on the disk: only then does a rename survive a power cut."""
+    if os.name == "posix":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def write_json(path: Path, document: Any) -> None:
+    """Write a JSON document in one step."""
+    write_text(path, json.dumps(document, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text in one step."""
+
+    def write(partial: Path) -> None:
+        partial.write_text(text, encoding="utf-8")
+
+    write_atomically(path, write)
