@@ -1,5 +1,6 @@
 """A model rebuilt from its journal has the bits of the one that was trained; a crash loses nothing that was said."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -8,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fedmpdd.directions import using
-from fedmpdd.errors import ConfigError, JournalError
+from fedmpdd.errors import ConfigError, JournalError, RunError
 from fedmpdd.federation import parse_config
-from fedmpdd.federation.journal import JOURNAL, JournalReader
-from fedmpdd.federation.replay import replay, write_model
+from fedmpdd.federation.journal import BARE, JOURNAL, WITH_MODEL, JournalReader
+from fedmpdd.federation.replay import Replica, replay, write_model
 from fedmpdd.federation.runs import Run, read_metrics
 from tests.federation.test_engine import BASE
 
@@ -139,7 +141,7 @@ def test_a_run_goes_on_with_a_version_that_has_more_settings(tmp_path: Path) -> 
     with JournalReader(folder / JOURNAL) as reader:
         header = reader.header
     earlier = header._replace(config={k: v for k, v in header.config.items() if k != "evaluate_mean"})
-    (folder / JOURNAL).write_bytes(earlier.pack() + data[len(header.pack()) :])
+    (folder / JOURNAL).write_bytes(earlier.pack(WITH_MODEL) + data[len(header.pack()) :])
     (folder / "summary.json").unlink()
     assert Run.resume(folder).train()["model_sha256"] == whole["model_sha256"]
     assert replay(folder).matches
@@ -170,6 +172,169 @@ def test_what_does_not_fit_a_journal_is_refused() -> None:
         config(downlink="replay", journal=False)
     with pytest.raises(ConfigError, match='keys = "shared"'):
         config(downlink_bits=8)
+
+
+def make_bare(folder: Path) -> None:
+    """Turn a run's journal into one of version 1, without the initial model, as earlier versions wrote them."""
+    path = folder / JOURNAL
+    data = path.read_bytes()
+    with JournalReader(path) as reader:
+        path.write_bytes(reader.header.pack(BARE) + data[reader.end :])
+
+
+def test_a_journal_of_version_1_is_replayed_and_gone_on_with(tmp_path: Path) -> None:
+    whole = Run.create(tmp_path / "whole", config()).train()
+
+    def interrupt(metrics: Any, run: Any) -> None:
+        if metrics.round == 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Run.create(tmp_path / "cut", config()).train(interrupt)
+    make_bare(tmp_path / "cut")
+    assert replay(tmp_path / "cut").matches
+    assert {**Run.resume(tmp_path / "cut").train(), "run": ""} == {**whole, "run": ""}
+    with JournalReader(tmp_path / "cut" / JOURNAL) as reader:
+        assert reader.version == BARE
+        assert len(list(reader)) == ROUNDS
+    assert replay(tmp_path / "cut").as_dict()["sha256"] == whole["model_sha256"]
+
+
+def test_downlink_bytes_do_not_count_the_initial_model(tmp_path: Path) -> None:
+    """Clients make it from the header of version 1, as ever; only the file holds it."""
+    run = Run.create(tmp_path / "run", config(**CASES["shared mean"]))
+    header = run.federation.journal_header
+    run.train()
+    first = next(iter(read_metrics(tmp_path / "run")))
+    assert first["downlink_bytes"] == first["clients"] * (20 + len(header.pack()))
+    assert (tmp_path / "run" / JOURNAL).stat().st_size > 4 * header.d
+
+
+REPLAYED = """
+import sys
+from pathlib import Path
+import torch
+from fedmpdd.federation.replay import replay
+from fedmpdd.federation.runs import Run
+folder, what = Path(sys.argv[1]), sys.argv[2]
+print(torch.backends.cpu.get_cpu_capability())
+print(replay(folder).as_dict()["sha256"] if what == "replay" else Run.resume(folder).train()["rounds"])
+"""
+
+
+def elsewhere(folder: Path, what: str) -> subprocess.CompletedProcess[str]:
+    """Do it on a CPU without vector instructions, or what passes for one."""
+    return subprocess.run(
+        [sys.executable, "-c", REPLAYED, str(folder), what],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "ATEN_CPU_CAPABILITY": "default"},
+        check=False,
+    )
+
+
+def test_another_kind_of_cpu_replays_and_goes_on(tmp_path: Path) -> None:
+    if torch.backends.cpu.get_cpu_capability() == "DEFAULT":
+        pytest.skip("this CPU is of the plainest kind: there is no other one to compare with")
+    folder = tmp_path / "run"
+    summary = Run.create(folder, config()).train()
+    result = elsewhere(folder, "replay")
+    assert result.stdout.split() == ["DEFAULT", summary["model_sha256"]], result.stderr
+    (folder / "checkpoint.safetensors").unlink()
+    result = elsewhere(folder, "resume")
+    assert result.stdout.split() == ["DEFAULT", str(ROUNDS)], result.stderr
+    assert "cpu_capability was" in result.stderr
+    assert "is 'DEFAULT'" in result.stderr
+    make_bare(folder)
+    for what in ("replay", "resume"):
+        result = elsewhere(folder, what)
+        if result.returncode == 0:
+            pytest.skip("PyTorch makes the same initial model on both kinds of CPU here")
+        assert "another kind of CPU" in result.stderr
+        assert "ATEN_CPU_CAPABILITY" in result.stderr
+
+
+BAD_NOTES: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "no round": {"clients": 1, "uplink_bytes": 1, "payload_bytes": 1, "downlink_bytes": 1, "accuracy": None},
+    "words": {"round": 0, "clients": "x", "uplink_bytes": 1, "payload_bytes": 1, "downlink_bytes": 1, "accuracy": None},
+}
+
+
+@pytest.mark.parametrize("note", BAD_NOTES.values(), ids=BAD_NOTES.keys())
+def test_a_note_without_its_keys_is_an_error_of_ours(tmp_path: Path, note: dict[str, Any]) -> None:
+    folder = tmp_path / "run"
+    Run.create(folder, config(rounds=1)).train()
+    data = (folder / JOURNAL).read_bytes()
+    with JournalReader(folder / JOURNAL) as reader:
+        start = reader.end
+        (record,) = reader
+    (folder / JOURNAL).write_bytes(data[:start] + dataclasses.replace(record, note=note).pack())
+    with pytest.raises(JournalError, match="the note of round 0 cannot be used: "):
+        Run.resume(folder)
+
+
+def test_a_journal_with_more_rounds_than_its_config_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    Run.create(folder, config(rounds=2)).train()
+    with JournalReader(folder / JOURNAL) as reader:
+        records = list(reader)
+    with (folder / JOURNAL).open("ab") as file:
+        file.write(dataclasses.replace(records[-1], round=2).pack())
+    with pytest.raises(JournalError, match="more rounds than the 2 of its config"):
+        Run.resume(folder)
+
+
+def test_a_header_that_lies_about_the_model_takes_no_memory(tmp_path: Path) -> None:
+    Run.create(tmp_path / "run", config(rounds=1)).train()
+    with JournalReader(tmp_path / "run" / JOURNAL) as reader:
+        header = reader.header
+    for wrong in (header._replace(shape=(1, 2**16, 2**16)), header._replace(classes=2**16), header._replace(d=10)):
+        with pytest.raises(JournalError, match="it was changed"):
+            Replica(wrong)
+
+
+# ------------------------------------------------------------------------------------------- whose code it is
+
+IMPORTED = "untrusted_model_for_tests"
+
+
+@pytest.fixture
+def foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run whose model is code of its own, which leaves a mark when it is imported."""
+    mark = tmp_path / "imported"
+    code = f"from pathlib import Path\nPath({str(mark)!r}).touch()\nfrom tests.test_models import Tiny\n"
+    (tmp_path / f"{IMPORTED}.py").write_text(code, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    Run.create(tmp_path / "run", config(model=f"{IMPORTED}:Tiny", rounds=2)).train()
+    mark.unlink()
+    del sys.modules[IMPORTED]
+    return tmp_path / "run"
+
+
+def test_a_folder_imports_nothing_unless_it_is_trusted(foreign: Path) -> None:
+    mark = foreign.parent / "imported"
+    with JournalReader(foreign / JOURNAL) as reader:
+        header, initial = reader.header, reader.initial_model()
+    for trust in (False, "tests.test_models:Tiny", "lenet"):
+        for opened in (
+            lambda trust=trust: Run.resume(foreign, trust_imports=trust),
+            lambda trust=trust: replay(foreign, trust_imports=trust),
+            lambda trust=trust: Replica(header, initial=initial, trust_imports=trust),
+        ):
+            with pytest.raises(RunError, match=rf"{IMPORTED}:Tiny.*--trust-imports, or with model={IMPORTED}:Tiny"):
+                opened()
+    assert not mark.exists()
+    assert replay(foreign, trust_imports=f"{IMPORTED}:Tiny").matches
+    assert mark.exists()
+    assert Run.resume(foreign, trust_imports=True).train()["rounds"] == 2
+
+
+def test_models_of_this_package_need_no_trust(tmp_path: Path) -> None:
+    Run.create(tmp_path / "run", config(rounds=1)).train()
+    assert replay(tmp_path / "run").matches
+    assert Run.resume(tmp_path / "run").federation.next_round == 1
 
 
 CHILD = """

@@ -1,18 +1,25 @@
 """Run folders: whole or not at all, and the same bits after any interruption."""
 
+import gc
 import json
+import logging
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
-from fedmpdd.errors import RunError
+from fedmpdd import checkpoints
+from fedmpdd.errors import GradientError, InputError, RunError
 from fedmpdd.federation import parse_config, runs
 from fedmpdd.federation.runs import Run, free_folder, read_metrics
 from tests.federation.test_engine import BASE
@@ -103,6 +110,171 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run" / "config.json").write_text(json.dumps(config), encoding="utf-8")
     with pytest.raises(RunError, match="of another model"):
         Run.resume(tmp_path / "run")
+
+
+def test_flipped_bits_of_a_checkpoint_are_errors_and_never_another_model(tmp_path: Path) -> None:
+    """A sample; tests/test_checkpoints.py flips every bit of a small one."""
+    folder = tmp_path / "run"
+    Run.create(folder, CONFIG).train()
+    path = folder / "checkpoint.safetensors"
+    whole = path.read_bytes()
+    config = runs.read_config(folder)
+    for bit in random.Random(3).sample(range(8 * len(whole)), 300):
+        changed = bytearray(whole)
+        changed[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(changed)
+        with pytest.raises(RunError, match="delete it to start the run again"):
+            runs.read_checkpoint(path, config, 7850)
+    with pytest.raises(RunError, match=r"checkpoint\.safetensors (is damaged|is of another)"):
+        Run.resume(folder)
+
+
+def test_a_checkpoint_of_another_run_is_refused_by_its_config(tmp_path: Path) -> None:
+    for name, lr in (("one", 0.2), ("other", 0.3)):
+        Run.create(tmp_path / name, CONFIG.model_copy(update={"lr": lr})).train()
+    (tmp_path / "other" / "checkpoint.safetensors").replace(tmp_path / "one" / "checkpoint.safetensors")
+    with pytest.raises(RunError, match=r"of another run: it was made with lr = 0\.3, and config\.json says 0\.2"):
+        Run.resume(tmp_path / "one")
+
+
+def test_settings_that_change_no_round_may_change(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    Run.create(folder, CONFIG).train()
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(json.dumps({**config, "rounds": 14, "evaluate_every": 2}), encoding="utf-8")
+    whole = Run.create(tmp_path / "whole", CONFIG.model_copy(update={"rounds": 14})).train()
+    assert Run.resume(folder).train()["model_sha256"] == whole["model_sha256"]
+
+
+def unsealed(folder: Path, next_round: str) -> None:
+    """The checkpoint as versions before the hash wrote it."""
+    path = folder / "checkpoint.safetensors"
+    save_file(load_file(path), path, metadata={"next_round": next_round})
+
+
+def test_an_old_checkpoint_is_gone_on_from(tmp_path: Path) -> None:
+    summary = Run.create(tmp_path / "run", CONFIG).train()
+    unsealed(tmp_path / "run", "12")
+    assert Run.resume(tmp_path / "run").train() == summary
+
+
+@pytest.mark.parametrize("text", ["-1", "1" * 4_001, "1" * 5_000, "1000000000", "13", "x"])
+@pytest.mark.parametrize("sealed", [True, False])
+def test_a_checkpoint_of_a_round_that_cannot_be_is_refused(tmp_path: Path, text: str, sealed: bool) -> None:
+    folder = tmp_path / "run"
+    Run.create(folder, CONFIG).train()
+    if sealed:
+        path = folder / "checkpoint.safetensors"
+        found = runs.read_checkpoint(path, CONFIG, 7850)
+        checkpoints.write_checkpoint(path, found.vectors, {**found.notes, "next_round": text})
+    else:
+        unsealed(folder, text)
+    with pytest.raises(RunError, match="next_round = .*expected a whole number from 0 to 12; delete it"):
+        Run.resume(folder)
+
+
+def test_an_old_checkpoint_with_nan_or_strange_clients_is_refused(tmp_path: Path) -> None:
+    changes = {"codec": {"name": "topk", "k": 5, "error_feedback": True}, "rounds": 2, "clients": 4}
+    folder = tmp_path / "run"
+    Run.create(folder, parse_config({**BASE, **changes})).train()
+    path = folder / "checkpoint.safetensors"
+    state = load_file(path)
+    memory = next(name for name in state if name.startswith("feedback."))
+    for name in ("feedback.4", "feedback.-1", "feedback.x", "feedback.01", "feedback." + "1" * 5_000):
+        wrong = {name if key == memory else key: value for key, value in state.items()}
+        save_file(wrong, path, metadata={"next_round": "2"})
+        with pytest.raises(RunError, match="of another model, server or codec"):
+            Run.resume(folder)
+    state["model"][7] = torch.nan
+    save_file(state, path, metadata={"next_round": "2"})
+    with pytest.raises(RunError, match="model holds NaN"):
+        Run.resume(folder)
+
+
+def test_a_model_that_is_not_finite_does_not_replace_a_checkpoint(tmp_path: Path) -> None:
+    """A run that diverges does so again after a resume, in the same round and with the same error."""
+    config = parse_config({**BASE, "lr": 3e38, "codec": {"name": "fedsgd"}, "checkpoint_every": 1, "rounds": 5})
+
+    def end_of(make: Callable[[], Run]) -> str:
+        with pytest.raises(GradientError) as caught:
+            make().train()
+        return str(caught.value)
+
+    folder = tmp_path / "run"
+    first = end_of(lambda: Run.create(folder, config))
+    gc.collect()  # what was raised holds the run, and with it the lock
+    assert len(list(read_metrics(folder))) > 0
+    assert end_of(lambda: Run.resume(folder)) == first
+
+
+MANY = "[" * 100_000
+BAD_FILES = {
+    "config brackets": ("config.json", MANY),
+    "config null": ("config.json", "null"),
+    "config digits": ("config.json", '{"rounds": ' + "9" * 5_000 + "}"),
+    "environment null": ("environment.json", "null"),
+    "environment number": ("environment.json", "3"),
+    "environment of numbers": ("environment.json", "[3]"),
+    "environment object": ("environment.json", "{}"),
+    "environment brackets": ("environment.json", MANY),
+    "metrics brackets": ("metrics.jsonl", MANY + "\n{}\n"),
+    "metrics one long line": ("metrics.jsonl", "x" * 200_000),
+}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    Run.create(folder, CONFIG).train()
+    return folder
+
+
+@pytest.fixture
+def copied(finished: Path, tmp_path: Path) -> Path:
+    shutil.copytree(finished, tmp_path / "run")
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize(("name", "text"), BAD_FILES.values(), ids=BAD_FILES.keys())
+def test_a_file_that_is_no_document_is_an_error_of_ours(copied: Path, name: str, text: str) -> None:
+    (copied / name).write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match=r"is damaged|a config is a table"):
+        Run.resume(copied).train()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("round", "3"), ("round", -1), ("clients", None), ("uplink_bytes", 1e300), ("accuracy", "high"), ("accuracy", 7)],
+)
+def test_a_line_of_metrics_with_what_cannot_be_is_named(copied: Path, key: str, value: Any) -> None:
+    lines = (copied / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    lines[3] = json.dumps({**json.loads(lines[3]), key: value}) + "\n"
+    (copied / "metrics.jsonl").write_text("".join(lines), encoding="utf-8")
+    with pytest.raises(RunError, match=f"line 4 is damaged: {key} = "):
+        Run.resume(copied)
+
+
+def test_a_resume_says_what_may_change_bits_and_has_changed(copied: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = copied / "environment.json"
+    (start,) = json.loads(path.read_text(encoding="utf-8"))
+    assert {"cpu_capability", "mkl", "onednn", "blas", "variables", "torch_threads"} <= set(start)
+    with caplog.at_level(logging.WARNING, "fedmpdd"):
+        Run.resume(copied).train()
+    assert not caplog.records
+    start |= {"cpu_capability": "SSE9", "torch": "1.0", "python": "2.7", "threads": 99}
+    path.write_text(json.dumps([start]), encoding="utf-8")
+    with caplog.at_level(logging.WARNING, "fedmpdd"):
+        Run.resume(copied).train()
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "cpu_capability was 'SSE9', is " in line
+    assert "torch was '1.0', is " in line
+    assert "python" not in line  # which changes no bits
+    old = {key: start[key] for key in ("python", "numpy", "kernels")}  # of a version that noted less
+    path.write_text(json.dumps([old]), encoding="utf-8")
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "fedmpdd"):
+        Run.resume(copied).train()
+    assert not caplog.records
 
 
 def test_only_one_process_trains_in_a_folder(tmp_path: Path) -> None:
