@@ -77,10 +77,8 @@ def test_an_old_file_without_a_hash_is_read_if_it_is_finite(tmp_path: Path) -> N
             read_checkpoint(file, D, "delete it", OLD)
 
 
-@pytest.mark.parametrize(
-    "vector", [np.zeros(D + 1, np.float32), np.zeros(D, np.float64), np.zeros((D, 1), np.float32)]
-)
-def test_vectors_of_another_model_are_refused(tmp_path: Path, vector: np.ndarray) -> None:  # type: ignore[type-arg]
+@pytest.mark.parametrize("vector", [np.zeros(D + 1, np.float32), np.zeros(D, np.float64), np.zeros((D, 1), np.float32)])
+def test_vectors_of_another_model_are_refused(tmp_path: Path, vector: np.ndarray) -> None:
     save_file({"model": vector}, tmp_path / "c", metadata={"next_round": "3"})
     with pytest.raises(RunError, match=r"of another model or optimiser: model is F\d\d .* expected F32 \[5\]"):
         read_checkpoint(tmp_path / "c", D, "delete it", OLD)
@@ -96,6 +94,6 @@ def test_nothing_that_is_not_finite_is_written(file: Path) -> None:
 @pytest.mark.parametrize("text", ["-1", "1" * 4_001, "1" * 5_000, "1000000000", "13", "1.0", "", " 3", "٣", "03", None])
 def test_a_round_that_cannot_be_is_refused(text: str | None) -> None:
     notes = {} if text is None else {"next_round": text}
-    with pytest.raises(RunError, match="next_round.*delete it"):
+    with pytest.raises(RunError, match=r"next_round.*delete it"):
         read_count(Path("c"), notes, "next_round", 12, "delete it")
     assert read_count(Path("c"), {"next_round": "12"}, "next_round", 12, "delete it") == 12

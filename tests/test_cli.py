@@ -1,6 +1,7 @@
 """The command line, as a user's shell sees it."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from safetensors import safe_open
 
 import fedmpdd
 from fedmpdd.cli import main
+from fedmpdd.federation.journal import JournalReader
 from fedmpdd.federation.runs import CHECKPOINT, METRICS
 from tests.report.made_up import make_run, make_runs
 
@@ -243,3 +245,34 @@ def test_report_writes_a_page_and_one_document(tmp_path: Path) -> None:
         assert refused.stderr.startswith("error: ")
         assert word in refused.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["page.html", "runs"]
+
+
+def test_a_folder_that_names_code_must_be_trusted(tmp_path: Path, refused: Refused) -> None:
+    """Nothing is imported, and nothing ends in silence: neither os:abort nor builtins:exit."""
+    (tmp_path / "own_model.py").write_text("from tests.test_models import Tiny", encoding="utf-8")
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(__file__).parents[1])])}
+
+    def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+        words = [sys.executable, "-m", "fedmpdd", *arguments]
+        return subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=120, env=env)
+
+    changes = ["model=own_model:Tiny", "rounds=2", "clients=10", "codec.m=8", "journal=true"]
+    made = command("run", "demo", *changes, "--out", "mine")  # who types the path trusts it
+    assert made.returncode == 0, made.stderr
+    for arguments in (["replay", "mine"], ["run", "--resume", "mine"], ["replay", "mine", "model=other:Tiny"]):
+        told = refused(*arguments)
+        assert "own_model:Tiny" in told
+        assert "--trust-imports" in told
+    refused("run", "--resume", "mine", "rounds=9")
+    refused("replay", "mine", "rounds=9")
+    refused("run", "demo", "--trust-imports")
+    for arguments in (["replay", "mine", "--trust-imports"], ["run", "--resume", "mine", "model=own_model:Tiny"]):
+        assert command(*arguments).returncode == 0
+    for name in ("os:abort", "builtins:exit"):
+        path = tmp_path / "mine" / "journal.fmpj"
+        with JournalReader(path) as reader:
+            header, start = reader.header, reader.end
+        changed = header._replace(config={**header.config, "model": name})
+        path.write_bytes(changed.pack() + path.read_bytes()[start:])
+        assert name in refused("replay", "mine")
+        assert "is not called" in refused("replay", "mine", "--trust-imports")

@@ -1,3 +1,7 @@
+import functools
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -91,3 +95,88 @@ def test_models_that_cannot_be_used(name: str, message: str) -> None:
 def test_images_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ConfigError, match="does not take images"):
         models.build("tests.test_models:Tiny", (3, 32, 32), 10, init="default", seed=1)
+
+
+CALLED: list[str] = []
+
+
+class Factory:
+    """A callable object, as builtins.exit is one."""
+
+    def __call__(self) -> nn.Module:
+        CALLED.append("object")
+        return Tiny()
+
+
+class NotAModule:
+    def __init__(self) -> None:
+        CALLED.append("class")
+
+
+def make_tiny(width: int = 10) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, width))
+
+
+def leaves() -> nn.Module:
+    sys.exit(0)
+
+
+class LeavesLater(Tiny):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        sys.exit(0)
+
+
+factory = Factory()
+partial_function = functools.partial(make_tiny, width=10)
+partial_class = functools.partial(Tiny)
+partial_object = functools.partial(factory)
+
+
+@pytest.mark.parametrize("name", ["make_tiny", "partial_function", "partial_class"])
+def test_functions_and_partials_make_models(name: str) -> None:
+    model, _ = models.build(f"tests.test_models:{name}", (1, 28, 28), 10, init="default", seed=1)
+    assert model.d == 7_850
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "os:abort",
+        "os:_exit",
+        "builtins:exit",
+        "builtins:dict",
+        "torch:zeros",
+        "tests.test_models:factory",
+        "tests.test_models:partial_object",
+        "tests.test_models:NotAModule",
+        "tests.test_models:CALLED",
+    ],
+)
+def test_what_makes_no_module_is_refused_before_it_is_called(name: str) -> None:
+    with pytest.raises(ConfigError, match="is not called; expected a class that derives from"):
+        models.build(name, (1, 28, 28), 10, init="default", seed=1)
+    assert not CALLED
+
+
+@pytest.mark.parametrize("name", ["leaves", "LeavesLater"])
+def test_a_model_that_exits_is_an_error(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"called exit\(0\)"):
+        models.build(f"tests.test_models:{name}", (1, 28, 28), 10, init="default", seed=1)
+
+
+def test_a_module_that_exits_or_breaks_when_it_is_imported_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name, code in (("leaving_for_tests", "raise SystemExit(0)"), ("broken_for_tests", "1 / 0")):
+        (tmp_path / f"{name}.py").write_text(code, encoding="utf-8")
+        with pytest.raises(ConfigError, match="cannot be imported: "):
+            models.build(f"{name}:Net", (1, 28, 28), 10, init="default", seed=1)
+
+
+def test_parameters_are_counted_without_making_them() -> None:
+    assert models.count_parameters("lenet", (1, 28, 28), 10) == 13_426
+    assert models.count_parameters("logistic", (1, 2**16, 2**16), 2**16) == 2**48 + 2**16
+    assert models.count_parameters("tests.test_models:Tiny", (1, 28, 28), 10) is None
+    with pytest.raises(ConfigError, match="cannot be made for images"):
+        models.count_parameters("logistic", (2**16, 2**16, 2**16), 2**16)

@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from fedmpdd.directions import why_no_gpu
-from fedmpdd.errors import ConfigError
-from fedmpdd.experiments.latency import done_latency, latency_text, reproduce_latency
+from fedmpdd.errors import ConfigError, RunError
+from fedmpdd.experiments.latency import NAME, RESULTS, done_latency, latency_text, reproduce_latency
 from fedmpdd.experiments.trainings import Place
 
 
@@ -23,3 +23,11 @@ def test_the_papers_numbers_of_directions_are_timed(tmp_path: Path) -> None:
 def test_a_gpu_that_is_not_there_is_bad_input(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cuda"):
         reproduce_latency(Place(tmp_path, "cuda"))
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "null", "{", "{}", "[1]"])
+def test_damaged_results_are_an_error_of_ours(tmp_path: Path, text: str) -> None:
+    (tmp_path / NAME).mkdir()
+    (tmp_path / NAME / RESULTS).write_text(text, encoding="utf-8")
+    with pytest.raises(RunError, match=r"results\.json is damaged"):
+        done_latency(Place(tmp_path))

@@ -10,7 +10,7 @@ import pytest
 
 from fedmpdd.errors import CodecError, RunError
 from fedmpdd.experiments.tables import Table
-from fedmpdd.experiments.trainings import BEATEN, DONE, Place, Training, choose_lr, train
+from fedmpdd.experiments.trainings import BEATEN, DONE, Place, Training, check_rounds, choose_lr, train
 from fedmpdd.federation.engine import Federation
 from fedmpdd.federation.runs import METRICS, SUMMARY, Run
 from tests.experiments.test_reproduce import small_table
@@ -123,3 +123,10 @@ def test_a_later_step_size_wins_if_it_is_faster_and_is_stopped_if_it_is_not(tmp_
     reading = Training(table, table.methods[0], 17, 0.0001).read(tmp_path)
     assert reading.rounds == best.rounds_to_target
     assert not reading.diverged  # it was only slower
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "null", "{}", '{"rounds": "x"}', "{"])
+def test_a_damaged_summary_is_an_error_of_ours(tmp_path: Path, text: str) -> None:
+    (tmp_path / SUMMARY).write_text(text, encoding="utf-8")
+    with pytest.raises(RunError, match=r"summary\.json is damaged"):
+        check_rounds(tmp_path, 3)

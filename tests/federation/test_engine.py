@@ -1,5 +1,7 @@
 """Rounds: Algorithm 2, determinism, and the variations around it."""
 
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,8 @@ import torch
 from fedmpdd.codecs import MPDD, DeComFL, Peaks
 from fedmpdd.directions import using
 from fedmpdd.errors import ConfigError, RunError
-from fedmpdd.federation import Federation, make_federation, parse_config, sampling
+from fedmpdd.federation import Federation, clients, make_federation, parse_config, sampling
+from fedmpdd.federation.replay import model_sha256
 
 BASE: dict[str, Any] = {
     "dataset": "mnist-5k",
@@ -410,3 +413,81 @@ def test_a_shared_control_variate_leaves_less_to_encode() -> None:
 def test_memories_that_cannot_be_are_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         federation(**changes)
+
+
+GROUPED = {
+    "mpdd": {"codec": {"name": "mpdd", "m": 16}},
+    "partitioned": {"codec": {"name": "mpdd", "m": 16, "bits": 1, "family": "hadamard", "keys": "partitioned"}},
+    "shared": {"codec": {"name": "mpdd", "m": 16, "bits": 4, "family": "hadamard", "keys": "shared"}},
+    "mean": {"codec": {"name": "mpdd", "m": 16, "keys": "shared"}, "downlink": "replay", "downlink_bits": 4},
+    "protected": {"codec": {"name": "mpdd", "m": 16, "clip": 1.0, "noise_multiplier": 1.0}},
+    "peaks": {"codec": {"name": "peaks", "m": 4, "keys": "derived"}},
+    "qsgd": {"codec": {"name": "qsgd", "bits": 4}},
+    "topk": {"codec": {"name": "topk", "k": 9}},
+    "randk": {"codec": {"name": "randk", "k": 9}},
+    "signsgd": {"codec": {"name": "signsgd"}},
+    "eden": {"codec": {"name": "eden", "bits": 2}},
+    "lp-proj": {"codec": {"name": "lp-proj", "size": 9}},
+    "sa-fedlora": {"codec": {"name": "sa-fedlora"}},
+    "gaussian": {"codec": {"name": "gaussian", "noise": 0.1}},
+    "laplace": {"codec": {"name": "laplace", "noise": 0.1}},
+    "fedsgd": {"codec": {"name": "fedsgd"}, "weighting": "examples", "dropout": 0.3},
+    "decomfl": {"codec": {"name": "decomfl", "m": 4, "keys": "shared"}},
+    "forward": {"client": "forward"},
+    "forward, shared": {"client": "forward", "codec": {"name": "mpdd", "m": 16, "keys": "shared"}},
+    "local steps": {"local_steps": 2, "local_lr": 0.1},
+    "loop": {"batch": 32},
+    "memories": {"codec": {"name": "mpdd", "m": 16, "memory": "control"}},
+    "feedback": {"codec": {"name": "topk", "k": 9, "error_feedback": True}},
+    "secure": {"codec": {"name": "mpdd", "m": 16, "keys": "shared"}, "secure": {"clip": 1.0, "noise_multiplier": 0.5}},
+}
+
+
+@pytest.mark.parametrize("changes", GROUPED.values(), ids=GROUPED.keys())
+def test_rounds_in_groups_have_the_bits_of_rounds_at_once(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    """60 clients in vectorised calls of 25: one group of all, against three groups of a call each."""
+    settings = {"clients": 60, "participation": 1.0, **changes}
+    whole, cut = federation(**settings), federation(**settings)
+    first = [whole.run_round() for _ in range(2)]
+    monkeypatch.setattr(clients, "GROUP_BYTES", 1)
+    count = len(list(cut._client_step.groups(60)))
+    assert count >= 3
+    second = [cut.run_round() for _ in range(2)]
+    assert cut.flat.numpy().tobytes() == whole.flat.numpy().tobytes()
+    for one, other in zip(first, second, strict=True):
+        assert (one.loss, one.uplink_bytes, one.payload_bytes) == (other.loss, other.uplink_bytes, other.payload_bytes)
+
+
+MANY_CLIENTS = """
+import resource
+from fedmpdd.federation import make_federation, parse_config
+federation = make_federation(parse_config({
+    "dataset": "mnist-5k", "model": "logistic", "device": "cpu", "clients": 5_001, "batch": 64, "rounds": 1,
+    "evaluate_every": 1_000_000, "codec": {"name": "mpdd", "m": 16}, "lr": 0.1,
+}))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+federation.run_round()
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="kilobytes of memory are counted as Linux does")
+def test_memory_does_not_grow_with_the_images_of_a_round() -> None:
+    """5,001 clients with 64 images each: 1 GB as floats, and 157 MB of gradients, which are fewer than a group."""
+    result = subprocess.run(
+        [sys.executable, "-c", MANY_CLIENTS], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    assert int(result.stdout) < 500  # MiB
+
+
+def test_a_journal_may_begin_with_another_model() -> None:
+    fed = federation(evaluate_mean=0.9)
+    other = torch.full_like(fed.flat, 0.25)
+    fed.begin_at(other)
+    assert torch.equal(fed.served, other)
+    assert fed.journal_header.model_sha256 == model_sha256(other)
+    with pytest.raises(RunError, match="3 parameters came, expected 7850"):
+        fed.begin_at(torch.zeros(3))

@@ -169,7 +169,7 @@ def test_a_checkpoint_of_a_round_that_cannot_be_is_refused(tmp_path: Path, text:
         checkpoints.write_checkpoint(path, found.vectors, {**found.notes, "next_round": text})
     else:
         unsealed(folder, text)
-    with pytest.raises(RunError, match="next_round = .*expected a whole number from 0 to 12; delete it"):
+    with pytest.raises(RunError, match=r"next_round = .*expected a whole number from 0 to 12; delete it"):
         Run.resume(folder)
 
 

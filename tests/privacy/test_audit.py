@@ -95,3 +95,11 @@ def test_a_folder_that_is_something_else_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="more than the"):
         run_audit(small(CODECS, "audit.images=1000", "audit.batch=64"), tmp_path / "b")
     assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "null", "{", "{}"])
+def test_a_damaged_config_of_an_audit_is_an_error_of_ours(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "config.json").write_text(text, encoding="utf-8")
+    with pytest.raises(RunError, match=r"config\.json is damaged: .*choose another --out"):
+        run_audit(small("mpdd:m=50"), tmp_path / "a")

@@ -1,11 +1,12 @@
 """What an audit attacks."""
 
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fedmpdd.errors import ConfigError
+from fedmpdd.errors import ConfigError, RunError
 from fedmpdd.federation.config import parse_config
 from fedmpdd.federation.runs import Run
 from fedmpdd.privacy.config import load_audit
@@ -63,3 +64,36 @@ def test_what_clients_send_is_what_the_audit_says() -> None:
     for own, labels in zip(observations_of(granted, scene, "mpdd:m=30"), scene.labels, strict=True):
         assert own.labels is not None
         assert own.labels.tolist() == labels.tolist()
+
+
+def test_a_damaged_checkpoint_is_not_attacked(tmp_path: Path) -> None:
+    values = {"dataset": "mnist-5k", "pixels": "unit", "model": "logistic", "rounds": 1, "device": "cpu"}
+    Run.create(tmp_path / "run", parse_config(values)).train()
+    audit = load_audit("audit-mnist", CHANGES, codecs="mpdd:m=20", run=tmp_path / "run")
+    path = tmp_path / "run" / "checkpoint.safetensors"
+    whole = bytearray(path.read_bytes())
+    whole[-3] ^= 4
+    path.write_bytes(whole)
+    with pytest.raises(RunError, match="does not have the hash that it says"):
+        set_scene(audit)
+    path.unlink()
+    with pytest.raises(RunError, match="has no checkpoint; train it first"):
+        set_scene(audit)
+
+
+def test_an_audit_imports_only_what_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the folder's model, and its own only once both are the same."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("audited_for_tests", "named_by_folder_for_tests"):
+        (tmp_path / f"{name}.py").write_text("from tests.test_models import Tiny", encoding="utf-8")
+    folder = tmp_path / "run"
+    values = {"dataset": "mnist-5k", "pixels": "unit", "rounds": 1, "device": "cpu"}
+    run = Run.create(folder, parse_config({**values, "model": "named_by_folder_for_tests:Tiny"}))
+    run.train()
+    del sys.modules["named_by_folder_for_tests"]
+    other = load_audit("audit-mnist", [*CHANGES, "model=audited_for_tests:Tiny"], codecs="mpdd:m=20", run=folder)
+    with pytest.raises(ConfigError, match="give model=named_by_folder_for_tests:Tiny"):
+        set_scene(other)
+    assert not {"audited_for_tests", "named_by_folder_for_tests"} & set(sys.modules)
+    same = load_audit("audit-mnist", [*CHANGES, "model=named_by_folder_for_tests:Tiny"], codecs="mpdd:m=20", run=folder)
+    assert np.array_equal(set_scene(same).flat, run.federation.flat)

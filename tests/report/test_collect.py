@@ -1,11 +1,13 @@
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from fedmpdd.errors import RunError
+from fedmpdd.report import tables, write_report
 from fedmpdd.report.collect import Round, collect
 from tests.report.made_up import ONE_BIT, audit_row, make_audit, make_run, make_runs
 
@@ -156,3 +158,36 @@ def test_nothing_to_report_on_is_bad_input(tmp_path: Path) -> None:
     ):
         with pytest.raises(RunError, match=message):
             collect(paths)
+
+
+BRACKETS = "[" * 100_000
+
+
+@pytest.mark.parametrize("name", ["config.json", "environment.json", "summary.json", "metrics.jsonl"])
+def test_brackets_in_a_file_of_a_run_are_an_error_of_ours(tmp_path: Path, name: str) -> None:
+    folder = make_run(tmp_path / "run", {2: 0.5})
+    (folder / name).write_text(BRACKETS + "\n" + BRACKETS + "\n")
+    with pytest.raises(RunError, match=f"{name}.* is damaged"):
+        collect([folder])
+
+
+@pytest.mark.parametrize("name", ["config.json", "results.json"])
+def test_brackets_in_a_file_of_an_audit_are_an_error_of_ours(tmp_path: Path, name: str) -> None:
+    folder = make_audit(tmp_path / "audit")
+    if name == "config.json":
+        (folder / "results.json").unlink()
+    (folder / name).write_text(BRACKETS)
+    with pytest.raises(RunError, match=f"{name} is damaged"):
+        collect([folder])
+
+
+def test_a_report_imports_nothing_that_a_folder_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "named_for_tests.py").write_text("raise AssertionError('imported')", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    make_run(tmp_path / "runs" / "one", {2: 0.5}, model="named_for_tests:Net")
+    make_run(tmp_path / "runs" / "two", {2: 0.5}, model="os:abort", seed=2)
+    found = collect([tmp_path / "runs"])
+    tables(found, (0.4,), ())
+    write_report(tmp_path / "page.html", found, (0.4,), ())
+    assert (tmp_path / "page.html").is_file()
+    assert "named_for_tests" not in sys.modules

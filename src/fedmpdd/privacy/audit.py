@@ -161,7 +161,9 @@ def _take(folder: Path, audit: Audit) -> FolderLock:
             # Read as an audit, so that keys which did not exist then have the values that were meant.
             before = Audit.model_validate(read_json(path, "choose another --out")).model_dump(mode="json")
         except ValidationError as error:
-            raise RunError(f"{path} is damaged: {error}; choose another --out") from None
+            problem = error.errors()[0]
+            where = ".".join(map(str, problem["loc"])) or "the whole"
+            raise RunError(f"{path} is damaged: {where}: {problem['msg']}; choose another --out") from None
         # More codecs or attacks may join; whatever changes a number may not.
         for one in (before, document):
             one["audit"] = {
