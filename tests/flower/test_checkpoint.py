@@ -97,7 +97,7 @@ def test_a_server_that_remembers_more_adds_a_field(file: Path, monkeypatch: pyte
     before = read(file)
     assert isinstance(before, More)
     assert before.weights is None
-    write_checkpoint(file, More(8, MODEL, {"v": MODEL}, None, {"a": 1.5}), LAYOUT)
+    write_checkpoint(file, More(8, MODEL, {"v": MODEL}, weights={"a": 1.5}), LAYOUT)
     after = read(file)
     assert isinstance(after, More)
     assert (after.rounds, after.usual, after.weights) == (8, None, {"a": 1.5})

@@ -136,6 +136,7 @@ def test_a_mean_in_few_bits_is_the_local_engines(optimiser: str) -> None:
         lr=config.lr,
         server=config.server,
         weighting="equal",
+        robust=False,
         downlink="replay",
         downlink_bits=4,
         seed=int(np.random.default_rng([config.seed, sampling._KEYS]).integers(2**63)),

@@ -119,10 +119,10 @@ def test_every_codec_trains(codec: str, returns: str) -> None:
 
 
 def test_whole_gradients_are_plain_averaging() -> None:
-    result = run(FedMPDD(codec="fedsgd"), 1)
+    result = run(FedMPDD(codec="fedsgd", robust=False), 1)
     expected = 0.5 * (TARGET + 0.01 * np.average(range(4), weights=[10, 11, 12, 13]))
     assert np.allclose(flat_of(result.arrays), expected, atol=1e-6)
-    equal = run(FedMPDD(codec="fedsgd", weighting="equal"), 1)
+    equal = run(FedMPDD(codec="fedsgd", weighting="equal", robust=False), 1)
     assert np.allclose(flat_of(equal.arrays), 0.5 * (TARGET + 0.015), atol=1e-6)
 
 
@@ -190,6 +190,7 @@ def test_the_same_seeds_and_clients_give_the_local_engines_bits(codec: str, opti
         lr=config.lr,
         server=config.server,
         weighting="equal",
+        robust=False,
         seed=int(np.random.default_rng([config.seed, sampling._KEYS]).integers(2**63)),
         fraction_evaluate=0.0,
     )
@@ -257,11 +258,11 @@ BAD: dict[str, tuple[Any, str]] = {
     "long": (lambda reply: changed(reply, update=frame_of(reply) + bytes(10**6)), "the frame has"),
     "another version": (lambda reply: changed(reply, update=b"\xf9" + frame_of(reply)[1:]), "version 9"),
     "NaN": (lambda reply: changed(reply, update=with_scale(reply, float("nan"))), "nan"),
-    "huge": (lambda reply: changed(reply, update=with_scale(reply, 1e30)), "1e+30, above max_value"),
-    "large": (lambda reply: changed(reply, update=with_scale(reply, 1e5)), "times larger than usual"),
+    "huge": (lambda reply: changed(reply, update=with_scale(reply, 1e30)), "above max_value"),
+    "large": (lambda reply: changed(reply, update=with_scale(reply, 1e5)), "times larger than the median"),
     "no bytes": (lambda reply: changed(reply, update="text"), "is str, expected bytes"),
     "too many examples": (lambda reply: changed(reply, **{"num-examples": 10**300}), "expected a number above 0"),
-    "many examples": (lambda reply: changed(reply, **{"num-examples": 10**9}), "times more examples than usual"),
+    "many examples": (lambda reply: changed(reply, **{"num-examples": 10**9}), "times more examples than the median"),
     "no examples": (lambda reply: changed(reply, **{"num-examples": 0}), "expected a number above 0"),
     "no mod": (lambda reply: _without_mod(reply), "does its app use fedmpdd_mod?"),
 }
@@ -340,7 +341,7 @@ def test_a_liar_alone_is_found_by_the_rounds_before(lines: list[str]) -> None:
 
     strategy = FedMPDD(codec="mpdd:m=40:bits=1", fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1)
     run(strategy, 3, nodes=1, between=between)
-    assert any("times larger than usual" in line for line in lines)
+    assert any("times larger than the median" in line for line in lines)
 
 
 def test_a_client_that_diverged_says_so(lines: list[str]) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmpdd.codecs._arithmetic import weighted_sum
-from fedmpdd.codecs._packing import check_finite_values
+from fedmpdd.codecs._packing import check_finite_values, length_of
 from fedmpdd.codecs.base import Arrays, Codec, Float32, Section, Update
 from fedmpdd.directions import check_d
 
@@ -25,6 +25,10 @@ class Dense(Codec):
     def check_content(self, arrays: Arrays, d: int) -> None:
         """See Codec."""
         check_finite_values(arrays[0])
+
+    def magnitude(self, update: Update) -> float:
+        """See Codec."""
+        return length_of(update.arrays[0])
 
     def _decode_sum(self, updates: Sequence[Update], factors: NDArray[np.float64], d: int) -> Float32:
         return weighted_sum(d, factors, lambda i, part: updates[i].arrays[0][part])

@@ -61,6 +61,11 @@ def check_scale(scale: float, *numbers: NDArray[Any], largest: float = math.inf)
         raise ContentError("the scale is 0 but a scalar is not; a zero gradient has zero scalars: drop this update")
 
 
+def length_of(values: NDArray[Any]) -> float:
+    """Return the Euclidean length of some numbers, summed in float64."""
+    return math.sqrt(float(np.square(values, dtype=np.float64).sum()))
+
+
 def check_finite_values(values: NDArray[Any], largest: float = math.inf) -> None:
     """Raise ContentError if a float is NaN or infinite, or above `largest` in size."""
     if not np.isfinite(values).all():

@@ -84,6 +84,7 @@ class Codec(ABC):
     variance_is_bound: ClassVar[bool] = False  # whether `variance` is the largest possible, not the exact one
     self_contained: ClassVar[bool] = True  # whether a frame's header says enough to rebuild the codec
     from_losses: ClassVar[bool] = False  # whether clients send differences of losses instead of encoding gradients
+    adds_up: ClassVar[bool] = False  # whether the scalars of updates with one key add up to those of their mean
 
     @abstractmethod
     def check(self, d: int, slot: int = 0) -> None:
@@ -166,6 +167,35 @@ class Codec(ABC):
         It is for codecs whose scalars are fewer than the coordinates of the estimate, and saves a look at all of these.
         """
         return math.inf
+
+    @property
+    def has_graded_scalars(self) -> bool:
+        """Whether its scalars add up and have sizes, so that the middle one of several clients' means something."""
+        return False
+
+    def magnitude(self, update: Update) -> float:
+        """Return about how long the gradient was that an update stands for, by what it would do to a model.
+
+        What a server compares, within one codec, to tell an update that is too large. Most codecs read it off their
+        scale and scalars; one that does not is decoded.
+        """
+        estimate = self.decode_mean([update]).astype(np.float64)
+        return float(np.sqrt(np.square(estimate).sum()))
+
+    def scalars_of(self, update: Update) -> NDArray[np.float64]:
+        """Return the scalars of an update, of a codec whose scalars add up."""
+        raise self._no_scalars()
+
+    def mean_update(self, updates: Sequence[Update], bits: int, weights: Sequence[float] | None = None) -> Update:
+        """Return the (weighted) mean of updates with one key as one update with scalars of so many bits."""
+        raise self._no_scalars()
+
+    def update_of(self, scalars: NDArray[np.float64], d: int, key: Key, bits: int) -> Update:
+        """Return the update that carries these scalars with so many bits each: a mean that somebody else took."""
+        raise self._no_scalars()
+
+    def _no_scalars(self) -> CodecError:
+        return CodecError(f"{self} has no scalars that add up; use mpdd, with one key for all clients of a round")
 
     def bytes_per_update(self, d: int) -> int:
         """Return the bytes of scale and scalars alone: no seed, no header, no checksum (the paper counts so)."""

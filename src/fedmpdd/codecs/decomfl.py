@@ -4,6 +4,7 @@ Directions are those of this project, ±1 and the same for all clients of a roun
 takes normal ones; its scalars are forward differences, ours central ones, which are more exact at the same bytes.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmpdd.codecs._arithmetic import as_float32
-from fedmpdd.codecs._packing import check_finite_values
+from fedmpdd.codecs._packing import check_finite_values, length_of
 from fedmpdd.codecs.base import (
     LARGEST_COORDINATE,
     Arrays,
@@ -77,6 +78,10 @@ class DeComFL(Codec):
     def _bound(self, updates: Sequence[Update]) -> float:
         """See Codec."""
         return self._projections._bound(updates)
+
+    def magnitude(self, update: Update) -> float:
+        """See Codec."""
+        return length_of(update.arrays[0]) / math.sqrt(self.m)
 
     def parameters(self) -> Parameters:
         """See Codec."""

@@ -20,6 +20,7 @@ from fedmpdd.codecs._packing import (
     check_scale,
     check_spare_bits,
     largest_size,
+    length_of,
     pack_indices,
     packed_bytes,
     unpack_indices,
@@ -101,6 +102,11 @@ class EDEN(Codec):
     def _bound(self, updates: Sequence[Update]) -> float:
         """See Codec."""
         return 4 * largest_size(np.concatenate([update.arrays[0] for update in updates]))
+
+    def magnitude(self, update: Update) -> float:
+        """See Codec: rows of a rotation are orthogonal, so that levels have the length of what they stand for."""
+        levels = quantiser_levels(self.bits)[unpack_indices(update.arrays[1], self.bits, self.sent(update.d))]
+        return float(update.arrays[0][0]) * length_of(levels) / math.sqrt(self.sent(update.d))
 
     def parameters(self) -> Parameters:
         """See Codec."""

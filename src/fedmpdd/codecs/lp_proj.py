@@ -3,6 +3,7 @@
 Biased: what is orthogonal to the subspace is never sent, so that training only moves within it.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmpdd.codecs._arithmetic import as_float32
-from fedmpdd.codecs._packing import check_finite_values, largest_size
+from fedmpdd.codecs._packing import check_finite_values, largest_size, length_of
 from fedmpdd.codecs.base import (
     LARGEST_COORDINATE,
     Arrays,
@@ -60,6 +61,10 @@ class LpProj(Codec):
     def check_content(self, arrays: Arrays, d: int) -> None:
         """See Codec."""
         check_finite_values(arrays[0], self._largest_scalar)
+
+    def magnitude(self, update: Update) -> float:
+        """See Codec: of d dimensions the subspace has `size`."""
+        return length_of(update.arrays[0]) * math.sqrt(update.d / self.size)
 
     def parameters(self) -> Parameters:
         """See Codec."""

@@ -58,6 +58,7 @@ class MPDD(Codec):
     name: ClassVar[str] = "mpdd"
     code: ClassVar[int] = 1
     unbiased: ClassVar[bool] = True
+    adds_up: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_count("m", self.m, "directions")
@@ -217,6 +218,34 @@ class MPDD(Codec):
         if self.bits == 4:
             return pack_nibbles(levels.astype(np.int8))
         return levels.astype(_INTEGER_TYPES[self.bits])
+
+    @property
+    def has_graded_scalars(self) -> bool:
+        """See Codec: all but signs have sizes."""
+        return self.bits > 1
+
+    def magnitude(self, update: Update) -> float:
+        """See Codec: scalars are about normal, with the gradient's length as their deviation."""
+        if self.bits == 1:
+            return float(update.arrays[0][0]) * math.sqrt(2 / math.pi)
+        return math.sqrt(float(np.square(self.scalars_of(update)).mean()))
+
+    def scalars_of(self, update: Update) -> NDArray[np.float64]:
+        """See Codec."""
+        scale = 1.0 if self.bits == 32 else float(update.arrays[0][0])
+        return scale * self.levels_of(update).astype(np.float64)
+
+    def mean_update(self, updates: Sequence[Update], bits: int, weights: Sequence[float] | None = None) -> Update:
+        """See Codec."""
+        from fedmpdd.codecs.shared_mean import mean_rounding, shared_mean
+
+        return shared_mean(self, updates, bits, mean_rounding(updates[0].key), weights)
+
+    def update_of(self, scalars: NDArray[np.float64], d: int, key: Key, bits: int) -> Update:
+        """See Codec."""
+        from fedmpdd.codecs.shared_mean import mean_rounding, update_of_scalars
+
+        return update_of_scalars(self, scalars, d, key, bits, mean_rounding(key))
 
     def levels_of(self, update: Update) -> Float32:
         """Return the scalars of an update [m] in units of its scale (1 for 32 bits), as float32."""

@@ -137,6 +137,10 @@ class Peaks(Codec):
         """See Codec. A coordinate is the mean of m numbers that are ± the scale."""
         return float(scale_values()[-1])
 
+    def magnitude(self, update: Update) -> float:
+        """See Codec: the scale tells it."""
+        return self.norm_of(update)
+
     def parameters(self) -> Parameters:
         """See Codec."""
         return Parameters(family_named(self.family).code, self.bits - 1, self.m)

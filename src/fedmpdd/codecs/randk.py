@@ -1,5 +1,6 @@
 """RandK: k coordinates that the key chooses, scaled d/k. The server knows the key, so that no index is sent."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
@@ -8,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmpdd.codecs._arithmetic import as_float32, repeated_share
-from fedmpdd.codecs._packing import check_finite_values, largest_size
+from fedmpdd.codecs._packing import check_finite_values, largest_size, length_of
 from fedmpdd.codecs.base import Arrays, Codec, Float32, Parameters, Section, Update, check_count
 from fedmpdd.directions import Key, check_d, check_finite, distinct_coordinates
 from fedmpdd.errors import CodecError
@@ -48,6 +49,10 @@ class RandK(Codec):
     def _bound(self, updates: Sequence[Update]) -> float:
         """See Codec."""
         return largest_size(np.concatenate([update.arrays[0] for update in updates]))
+
+    def magnitude(self, update: Update) -> float:
+        """See Codec: k of d coordinates, each times d/k."""
+        return length_of(update.arrays[0]) * math.sqrt(self.k / update.d)
 
     def parameters(self) -> Parameters:
         """See Codec."""

@@ -1,5 +1,6 @@
 """signSGD: the sign of every coordinate, with or without one scale. Biased; converges with error feedback."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
@@ -52,6 +53,10 @@ class SignSGD(Codec):
     def _bound(self, updates: Sequence[Update]) -> float:
         """See Codec."""
         return largest_size(np.concatenate([update.arrays[0] for update in updates])) if self.scaled else 1.0
+
+    def magnitude(self, update: Update) -> float:
+        """See Codec: the same for all coordinates."""
+        return math.sqrt(update.d) * (float(update.arrays[0][0]) if self.scaled else 1.0)
 
     def parameters(self) -> Parameters:
         """See Codec."""

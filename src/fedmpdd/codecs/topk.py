@@ -7,7 +7,7 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpdd.codecs._packing import check_finite_values, largest_size
+from fedmpdd.codecs._packing import check_finite_values, largest_size, length_of
 from fedmpdd.codecs.base import Arrays, Codec, Float32, Parameters, Section, Update, check_count
 from fedmpdd.directions import Key, check_d, check_finite
 from fedmpdd.errors import CodecError, ContentError
@@ -55,6 +55,10 @@ class TopK(Codec):
     def _bound(self, updates: Sequence[Update]) -> float:
         """See Codec."""
         return largest_size(np.concatenate([update.arrays[1] for update in updates]))
+
+    def magnitude(self, update: Update) -> float:
+        """See Codec."""
+        return length_of(update.arrays[1])
 
     def parameters(self) -> Parameters:
         """See Codec."""

@@ -30,7 +30,8 @@ class Checkpoint:
     rounds: int
     model: Float32
     server: dict[str, Float32]  # the optimiser's vectors
-    usual: float | None  # magnitude of an update
+    usual: float | None = None  # the largest median magnitude of a round, in files from before there was a reference
+    reference: dict[str, Any] | None = None  # of magnitudes, see fedmpdd.uplink.Reference
 
 
 def write_checkpoint(path: Path, checkpoint: Checkpoint, layout: Layout) -> None:

@@ -15,9 +15,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
 from fedmpdd.bundle import Bundle
-from fedmpdd.codecs import MPDD, mean_rounding, shared_mean
 from fedmpdd.directions import Key, check_key, derive_seed, partitioned_keys
-from fedmpdd.errors import ConfigError
+from fedmpdd.errors import ConfigError, InputError, RunError
 from fedmpdd.federation.config import parse_codec
 from fedmpdd.federation.sections import CodecConfig, ServerConfig
 from fedmpdd.flower.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
@@ -28,6 +27,7 @@ from fedmpdd.flower.order import Follow, Order, Returned
 from fedmpdd.flower.replay import advance, make_step
 from fedmpdd.flower.replies import Contribution, Replies
 from fedmpdd.server_step import Step, StepRule
+from fedmpdd.uplink import Reference, RobustMean, Screening
 
 _PROTECTION = ("clip", "noise_multiplier", "scale_grid")
 NO_CLIENT = 2**64 - 1  # in the place of a client's number: a seed of the whole round, as in the local engine
@@ -52,8 +52,10 @@ class FedMPDD(FedAvg):
         16, 8, 4 or 1 bits: what a round adds is one update, whatever the number of nodes.
     seed: makes the seeds that the server assigns repeatable, for simulations; not if secrecy of them matters.
     checkpoint: a file that holds the model after every round, and from which a new start goes on.
-    max_value, max_ratio: an update is dropped if a number in it is larger than the one, or if it is so many times
-        larger than the median update of any round so far, or claims so many times more examples.
+    robust: how the mean is taken so that a minority of lying nodes cannot move it far, a `RobustMean`; True is the
+        default one, and False the plain mean.
+    max_value, max_ratio: an update is dropped if its magnitude is larger than the one, or so many times larger than
+        the median update of any round so far, or if it claims so many times more examples.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class FedMPDD(FedAvg):
         checkpoint: str | Path | None = None,
         max_value: float = 1e6,
         max_ratio: float = 1e3,
+        robust: bool | RobustMean = True,
         **options: Any,
     ) -> None:
         super().__init__(*args, **options)
@@ -93,6 +96,7 @@ class FedMPDD(FedAvg):
             raise ConfigError("server.control is for the local engine: clients here do not follow every round")
         self.weighting = weighting
         self.max_value, self.max_ratio = max_value, max_ratio
+        self.robust = (RobustMean() if robust else None) if isinstance(robust, bool) else robust
         self.checkpoint = None if checkpoint is None else Path(checkpoint)
         self._seed = secrets.randbits(63) if seed is None else seed
         self._rounds_before = 0  # of an earlier start, from a checkpoint
@@ -118,6 +122,7 @@ class FedMPDD(FedAvg):
             self.lr,
             self.server.optimiser,
         )
+        log(INFO, "\t\t├── Mean: %s", "plain" if self.robust is None else self.robust)
         bits = "" if self.downlink_bits is None else f", means of {self.downlink_bits} bits"
         log(INFO, "\t\t└── Downlink: %s%s", self.downlink, bits)
 
@@ -158,15 +163,16 @@ class FedMPDD(FedAvg):
         self._layout = Layout.of(arrays)
         self._model = self._layout.flatten(arrays)
         self._step = make_step(self.server, self.lr, self._layout.d)
-        self._replies = Replies(self.weighting, self.weighted_by_key, self.max_value, self.max_ratio)
+        screening = Screening(self.max_value, self.max_ratio, weighted=self.weighting == "examples")
+        self._replies = Replies(self.weighting, self.weighted_by_key, screening)
         self._rounds_before = 0
         self._downlink = make_downlink(self.downlink, self._layout, self._follow)
         if self.codec is not None:
             self._order(1).make_session()  # what does not fit the model is refused now
         if self.checkpoint is not None and self.checkpoint.is_file():
             found = read_checkpoint(self.checkpoint, self._layout, tuple(self._step.state))
-            self._rounds_before, self._replies.usual = found.rounds, found.usual
-            self._model = found.model
+            screening.reference = _reference_of(self.checkpoint, found)
+            self._rounds_before, self._model = found.rounds, found.model
             self._step.state = {name: value.copy() for name, value in found.server.items()}
 
     # ------------------------------------------------------------------------------------------- a round
@@ -201,12 +207,19 @@ class FedMPDD(FedAvg):
     def _follow(self) -> Follow:
         """What a node must know to follow, but for the hash of a model."""
         rule = StepRule(**self.server.model_dump())
-        return Follow("", self.arrayrecord_key, rule, self.lr, self.downlink_bits)
+        return Follow("", self.arrayrecord_key, rule, self.lr, self._mean_bits)
+
+    @property
+    def _mean_bits(self) -> int | None:
+        """The bits of the one update that stands for a round, None where the updates themselves do."""
+        if self.codec is None or self.robust is None or self.downlink_bits is not None:
+            return self.downlink_bits
+        return 32 if self.robust.trims(self.codec.build(), shared=self.codec.keys == "shared") else None
 
     def _expected_bytes(self, order: Order, nodes: int) -> int:
         """How many bytes the updates of the round's bundle will have, if all nodes answer."""
         codec = replace(order, follow=self._follow).bundle_codec(order.round)
-        return codec.bytes_per_update(order.layout.d) * (nodes if self.downlink_bits is None else 1)
+        return codec.bytes_per_update(order.layout.d) * (nodes if self._mean_bits is None else 1)
 
     def _order(self, k: int) -> Order:
         codec = self.codec
@@ -249,7 +262,7 @@ class FedMPDD(FedAvg):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Decode the updates that are sound, and step along their mean."""
+        """Decode the updates that count, and step along their mean."""
         assert self._layout is not None
         assert self._model is not None
         assert self._replies is not None
@@ -258,9 +271,9 @@ class FedMPDD(FedAvg):
         for reply in failed:
             if reply.error.code == LOST:
                 self._downlink.lost(reply.metadata.src_node_id)
-        contributions = self._replies.sound(k, self._orders, answered)
+        contributions = self._replies.contributions(k, self._orders, answered)
         for contribution in contributions:
-            self._downlink.confirm(contribution.node)
+            self._downlink.confirm(contribution.client)
         dropped = len(answered) - len(contributions)
         log(
             INFO,
@@ -276,9 +289,9 @@ class FedMPDD(FedAvg):
             return None, None
         if self.checkpoint is not None:
             assert self._step is not None
-            write_checkpoint(
-                self.checkpoint, Checkpoint(k, self._model, self._step.state, self._replies.usual), self._layout
-            )
+            reference = self._replies.screening.reference.state()
+            state = Checkpoint(k, self._model, self._step.state, reference=reference)
+            write_checkpoint(self.checkpoint, state, self._layout)
         return self._layout.unflatten(self._model), self._metrics(contributions, dropped)
 
     def _take_step(self, k: int, contributions: list[Contribution]) -> bool:
@@ -287,7 +300,7 @@ class FedMPDD(FedAvg):
         assert self._step is not None
         if not contributions:
             return False
-        bundle = self._bundle(contributions)
+        bundle = self._bundle(k, contributions)
         factor = self._damping(k, bundle, len(contributions))
         before = {name: value.copy() for name, value in self._step.state.items()}
         stepped = advance(self._step, self._model, bundle, factor, k)
@@ -299,16 +312,24 @@ class FedMPDD(FedAvg):
         self._downlink.add(bundle, factor, stepped)
         return True
 
-    def _bundle(self, contributions: list[Contribution]) -> Bundle:
+    def _bundle(self, k: int, contributions: list[Contribution]) -> Bundle:
         """The updates that the server steps along the mean of: those of the clients, or their mean itself."""
+        assert self.codec is not None
+        assert self._replies is not None
         updates = [contribution.update for contribution in contributions]
         weights = [contribution.weight for contribution in contributions] if self.weighting == "examples" else None
-        if self.downlink_bits is None:
-            return Bundle(tuple(updates), None if weights is None else tuple(weights))
-        codec = updates[0].codec
-        assert isinstance(codec, MPDD)
-        rounding = mean_rounding(updates[0].key)
-        return Bundle((shared_mean(codec, updates, self.downlink_bits, rounding, weights),))
+        if self.robust is not None:
+            return self.robust.bundle(
+                updates,
+                weights,
+                self._replies.screening.reference.median(),
+                shared=self.codec.keys == "shared",
+                mean_bits=self.downlink_bits,
+                sketch=derive_seed(self._seed, k, NO_CLIENT),  # no round's keys: those count rounds from 0
+            )
+        if self.downlink_bits is not None:
+            return Bundle((updates[0].codec.mean_update(updates, self.downlink_bits, weights),))
+        return Bundle(tuple(updates), None if weights is None else tuple(weights))
 
     def _metrics(self, contributions: list[Contribution], dropped: int) -> MetricRecord:
         shared = sorted(set.intersection(*(set(own.metrics) for own in contributions)))
@@ -343,6 +364,18 @@ class FedMPDD(FedAvg):
         if k == 1 + self._rounds_before:
             log(INFO, "relative error of the round's mean %.3g: the server takes %.3g of each step", error, share)
         return share
+
+
+def _reference_of(path: Path, checkpoint: Checkpoint) -> Reference:
+    """The reference of magnitudes that a checkpoint holds; older files hold one number of it."""
+    if checkpoint.reference is None:
+        reference = Reference()
+        reference.largest = checkpoint.usual
+        return reference
+    try:
+        return Reference.from_state(checkpoint.reference)
+    except InputError as error:
+        raise RunError(f"{path} is damaged: {error}; name another file, or delete it to start anew") from None
 
 
 def _checked(codec: CodecConfig) -> CodecConfig:

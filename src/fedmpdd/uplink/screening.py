@@ -1,0 +1,103 @@
+"""Which updates count at all: what is impossible is dropped here, before a mean is taken of the rest."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from fedmpdd.codecs import Update
+from fedmpdd.uplink.reference import FEW, Reference, lower_median
+
+# Honest magnitudes of one round differ by a few times. A mean of one or two updates cannot hold a larger one down.
+LARGEST_OF_FEW = 10.0
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An update that was read and whose frame was in order.
+
+    client: its number or name, for messages. weight: what it claims to weigh, its number of examples.
+    """
+
+    client: int
+    update: Update
+    weight: float = 1.0
+
+    @property
+    def magnitude(self) -> float:
+        """About how long the gradient was that the update stands for."""
+        return self.update.codec.magnitude(self.update)
+
+
+class Rejection(NamedTuple):
+    """A client whose update does not count, and why, as the end of a sentence that begins with it."""
+
+    client: int
+    reason: str
+
+
+class Screening:
+    """Drops updates that are too large to be meant, by fixed limits and by the reference of earlier rounds.
+
+    Args:
+        max_value: the largest magnitude of an update.
+        max_ratio: how many times larger than the largest median of any round an update may be, and how many times
+            more examples than the median it may claim.
+        weighted: whether claimed examples weigh.
+
+    """
+
+    def __init__(self, max_value: float, max_ratio: float, *, weighted: bool) -> None:
+        self._max_value, self._max_ratio, self._weighted = max_value, max_ratio, weighted
+        self.reference = Reference()
+
+    def screen(self, candidates: Sequence[Candidate], asked: int) -> tuple[list[Candidate], list[Rejection]]:
+        """Return the candidates that count, in the order they came, and those that do not.
+
+        Args:
+            candidates: of one round.
+            asked: how many clients were asked for an update.
+
+        """
+        magnitudes = {one.client: one.magnitude for one in candidates}
+        possible = [one for one in candidates if magnitudes[one.client] <= self._max_value]
+        rejections = [
+            Rejection(
+                one.client,
+                f"its magnitude is {magnitudes[one.client]:.3g}, above max_value = {self._max_value:g}",
+            )
+            for one in candidates
+            if magnitudes[one.client] > self._max_value
+        ]
+        kept = []
+        for one in possible:
+            reason = self._objection(one, possible, magnitudes, asked)
+            if reason is None:
+                kept.append(one)
+            else:
+                rejections.append(Rejection(one.client, reason))
+        self.reference.add([magnitudes[one.client] for one in kept], asked)
+        return kept, rejections
+
+    def _objection(
+        self, one: Candidate, possible: Sequence[Candidate], magnitudes: dict[int, float], asked: int
+    ) -> str | None:
+        """Why an update does not count, None if it does."""
+        magnitude = magnitudes[one.client]
+        sizes = [magnitudes[other.client] for other in possible]
+        largest = self.reference.largest
+        if largest is None:
+            if len(possible) == 1 and asked > 1:
+                return f"it answered alone of {asked}, and no earlier round says how large an update is"
+            largest = lower_median(sizes)
+        if 0 < largest < magnitude / self._max_ratio:
+            return f"it is {magnitude / largest:.3g} times larger than the median update of any round"
+        median = self.reference.median()
+        if len(possible) < FEW and median is not None and 0 < median < magnitude / LARGEST_OF_FEW:
+            return (
+                f"it is {magnitude / median:.3g} times larger than the median update of the last rounds, and "
+                f"{len(possible)} updates are too few to average it with"
+            )
+        weight = lower_median([other.weight for other in possible])
+        if self._weighted and one.weight > self._max_ratio * weight:
+            return f"it claims {one.weight / weight:.3g} times more examples than the median"
+        return None
