@@ -3,9 +3,9 @@
     python tools/liars.py --out liars            # everything, several minutes; goes on where it was stopped
     python tools/liars.py --out liars --codecs fedsgd --seeds 1
 
-Ten nodes train softmax regression on the bundled digits for twenty rounds, ten local steps of batch 20 a round. The last
-one or three of them lie. Liars that know the honest updates are asked last. Rivals are Flower's own strategies on whole
-models. Each training is one line of a file, so that what is done is not done again.
+Ten nodes train softmax regression on the bundled digits for twenty rounds, ten local steps of batch 20 a round. The
+last one or three of them lie. Liars that know the honest updates are asked last. Rivals are Flower's strategies on
+whole models. Each training is one line of a file, so that what is done is not done again.
 """
 
 import argparse

@@ -29,6 +29,7 @@ class Noise(Dense):
 
     unbiased: ClassVar[bool] = True
     needs_key: ClassVar[bool] = False  # the server does not remove the noise
+    noise_from_key: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         given = self.noise

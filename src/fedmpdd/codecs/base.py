@@ -84,6 +84,7 @@ class Codec(ABC):
     variance_is_bound: ClassVar[bool] = False  # whether `variance` is the largest possible, not the exact one
     self_contained: ClassVar[bool] = True  # whether a frame's header says enough to rebuild the codec
     from_losses: ClassVar[bool] = False  # whether clients send differences of losses instead of encoding gradients
+    noise_from_key: ClassVar[bool] = False  # whether its noise can be repeated by whoever knows the key
     adds_up: ClassVar[bool] = False  # whether the scalars of updates with one key add up to those of their mean
 
     @abstractmethod

@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from fedmpdd.codecs import MPDD, Codec
 from fedmpdd.data import DATASETS
 from fedmpdd.errors import ConfigError
-from fedmpdd.federation.sections import STRICT, CodecConfig, PartitionConfig, SecureConfig, ServerConfig
+from fedmpdd.federation.sections import STRICT, CodecConfig, PartitionConfig, RobustConfig, SecureConfig, ServerConfig
 
 
 class RunConfig(BaseModel):
@@ -49,6 +49,7 @@ class RunConfig(BaseModel):
     partition: PartitionConfig = PartitionConfig()
     server: ServerConfig = ServerConfig()
     secure: SecureConfig | None = None
+    robust: RobustConfig | None = None
     codec: CodecConfig = Field(default_factory=lambda: CodecConfig.model_validate({"name": "mpdd", "m": 400}))
 
     @model_validator(mode="after")
@@ -89,6 +90,11 @@ class RunConfig(BaseModel):
             )
         if self.secure is not None:
             self._check_secure()
+        if self.robust is not None and self.codec.memory is not None:
+            raise ValueError(
+                f"robust with codec.memory = {self.codec.memory!r}: the server adds back the memories of clients by "
+                "their claimed weights, which a robust mean changes; leave out one of them"
+            )
         if self.server.control is not None and self.downlink != "replay":
             raise ValueError(
                 f"server.control = {self.server.control}: clients must know the mean that they subtract, and do where "
@@ -144,6 +150,8 @@ class RunConfig(BaseModel):
             raise ValueError(
                 "secure has a clip and noise of its own; leave out codec.clip, memories and forward clients"
             )
+        if self.robust is not None:
+            raise ValueError("secure with robust: nobody sees single updates, of which a robust mean tells the liars")
         if self.weighting != "equal":
             raise ValueError('secure with weighting = "examples": nobody may see how much a client has; use "equal"')
         if self.per_round < 2:
@@ -164,6 +172,17 @@ class RunConfig(BaseModel):
     def journaled(self) -> bool:
         """Whether the run keeps a journal: as it says, or else where clients are sent what is in it."""
         return self.downlink == "replay" if self.journal is None else self.journal
+
+    @property
+    def mean_bits(self) -> int | None:
+        """The bits of the one update that stands for a round; None where the clients' updates do."""
+        trims = self.robust is not None and self.robust.build().trims(self.codec.build(), shared=self.shares_keys)
+        return 32 if self.downlink_bits is None and trims else self.downlink_bits
+
+    @property
+    def shares_keys(self) -> bool:
+        """Whether all clients of a round have one key."""
+        return self.codec.keys == "shared"
 
     @property
     def per_round(self) -> int:
@@ -293,6 +312,7 @@ def _explain(problem: Any) -> str:
             "partition": PartitionConfig,
             "server": ServerConfig,
             "secure": SecureConfig,
+            "robust": RobustConfig,
         }
         known = tables.get(str(problem["loc"][0]), RunConfig).model_fields
         return f"{where} is not a key of a config; the keys here are {', '.join(known)}"

@@ -113,6 +113,8 @@ class Federation:
             # On a GPU only gradients stay there: what is recorded, or was never a gradient, goes through frames.
             framed=config.journaled or self.codec.from_losses or config.client == "forward",
             mean_bits=config.downlink_bits,
+            robust=None if config.robust is None else config.robust.build(),
+            shared=config.shares_keys,
         )
         self._secure = None
         if config.secure is not None:

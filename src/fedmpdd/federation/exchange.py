@@ -23,12 +23,12 @@ from fedmpdd.codecs import (
     Update,
     mean_rounding,
     rivals_torch,
-    shared_mean,
     update_of_scalars,
 )
 from fedmpdd.codecs.base import mean_factors
 from fedmpdd.directions import Key
 from fedmpdd.federation.sections import CodecConfig
+from fedmpdd.uplink import RobustMean
 from fedmpdd.wire import Session
 
 
@@ -85,6 +85,8 @@ class FrameExchange:
     """Every update becomes a frame, and every frame is checked and read again: what really happens on a network.
 
     mean_bits: the server does not go on with the updates but with their mean, an update with scalars of so many bits.
+    robust: how the mean is taken where clients may lie; None is the plain mean.
+    shared: whether all clients of a round have one key.
     """
 
     def __init__(
@@ -93,11 +95,16 @@ class FrameExchange:
         memories: Memories | None = None,
         protection: Private | None = None,
         mean_bits: int | None = None,
+        robust: RobustMean | None = None,
+        *,
+        shared: bool = False,
     ) -> None:
         self._device = device
         self._memories = memories
         self._protection = protection
         self._mean_bits = mean_bits
+        self._robust = robust
+        self._shared = shared
         self.by_client = memories is None and device.type == "cpu"
 
     def send(
@@ -153,16 +160,22 @@ class FrameExchange:
         """See Exchange."""
         assigned = keys if session.assigns_key else [None] * len(keys)
         received = [session.unpack(frame, key) for frame, key in zip(sent.content, assigned, strict=True)]
-        bundle = Bundle(tuple(received), None if weights is None else tuple(weights))
-        if self._mean_bits is not None:
-            assert isinstance(session.codec, MPDD)
-            rounding = mean_rounding(keys[0])
-            bundle = Bundle((shared_mean(session.codec, received, self._mean_bits, rounding, weights),))
+        bundle = self._bundle(received, weights, mean_rounding(keys[0]).seed)
         estimate = bundle.estimate(str(self._device))
         if self._memories is not None:
             finished = self._memories.finish(estimate.cpu().numpy(), sent.clients, weights)
             estimate = torch.from_numpy(finished).to(self._device)
         return Received(estimate, bundle)
+
+    def _bundle(self, updates: list[Update], weights: Sequence[float] | None, sketch: int) -> Bundle:
+        """What the server steps along: the updates, or one that stands for them."""
+        if self._robust is not None:
+            return self._robust.bundle(
+                updates, weights, None, shared=self._shared, mean_bits=self._mean_bits, sketch=sketch
+            )
+        if self._mean_bits is not None:
+            return Bundle((updates[0].codec.mean_update(updates, self._mean_bits, weights),))
+        return Bundle(tuple(updates), None if weights is None else tuple(weights))
 
 
 class DeviceExchange:
@@ -223,13 +236,15 @@ def make_exchange(
     *,
     framed: bool,
     mean_bits: int | None,
+    robust: RobustMean | None = None,
+    shared: bool = False,
 ) -> Exchange:
     """Return how updates of this codec travel on this device; as real frames where that is asked for."""
     stays = memories is None or isinstance(memories, rivals_torch.TorchErrorFeedback)
-    plain = protection is None and not framed and mean_bits is None
+    plain = protection is None and not framed and mean_bits is None and robust is None
     if device.type == "cuda" and stays and plain and DeviceExchange.handles(codec):
         return DeviceExchange(device, memories)
-    return FrameExchange(device, memories, protection, mean_bits)
+    return FrameExchange(device, memories, protection, mean_bits, robust, shared=shared)
 
 
 def make_memories(config: CodecConfig, codec: Codec, device: torch.device) -> Memories | None:

@@ -36,8 +36,8 @@ def model_sha256(flat: Tensor) -> str:
 
 def bundle_codec(config: RunConfig, codec: Codec, round_number: int) -> Codec:
     """Return the codec of the updates in a round's bundle: the clients' own, or that of their mean."""
-    if isinstance(codec, MPDD) and (config.downlink_bits is not None or config.secure is not None):
-        return MPDD(codec.m, config.downlink_bits or 32, codec.family)
+    if isinstance(codec, MPDD) and (config.mean_bits is not None or config.secure is not None):
+        return MPDD(codec.m, config.mean_bits or 32, codec.family)
     return codec.at_round(round_number)
 
 

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from fedmpdd.codecs import MPDD, Codec, Private, make_codec
 from fedmpdd.data import PartitionKind
 from fedmpdd.errors import InputError
+from fedmpdd.uplink import RobustMean
 
 STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 NOISE_ROOM = 12  # deviations of a secure sum's noise that its ring has room for: more come once in 10^32 numbers
@@ -111,6 +112,23 @@ class CodecConfig(BaseModel):
             return make_codec(self.name, dict(self.__pydantic_extra__ or {}))
         except InputError as error:
             raise ValueError(str(error)) from None
+
+
+class RobustConfig(BaseModel):
+    """A mean that a minority of lying clients cannot move far: the fields of fedmpdd.uplink.RobustMean.
+
+    The median magnitude that updates shrink to is that of their own round, so that a run can be resumed at any round.
+    """
+
+    model_config = STRICT
+
+    shrink: float = Field(default=1.0, gt=0)
+    trim: float = Field(default=0.3, ge=0, lt=0.5)
+    disagreement: float = Field(default=3.0, gt=0)
+
+    def build(self) -> RobustMean:
+        """Return the mean itself."""
+        return RobustMean(self.shrink, self.trim, self.disagreement)
 
 
 class SecureConfig(BaseModel):

@@ -2,12 +2,14 @@
 
 from typing import TYPE_CHECKING, Any
 
-from fedmpdd.flower.mod import fedmpdd_mod
+from fedmpdd.flower.mod import fedmpdd_mod, make_mod
+from fedmpdd.flower.policy import ClientPolicy
+from fedmpdd.uplink import RobustMean
 
 if TYPE_CHECKING:
     from fedmpdd.flower.strategy import FedMPDD
 
-__all__ = ["FedMPDD", "fedmpdd_mod"]
+__all__ = ["ClientPolicy", "FedMPDD", "RobustMean", "fedmpdd_mod", "make_mod"]
 
 
 def __getattr__(name: str) -> Any:

@@ -13,17 +13,44 @@ from fedmpdd.errors import FedmpddError, InputError
 from fedmpdd.flower import replay
 from fedmpdd.flower.layout import Float32, pack_flat, read_flat
 from fedmpdd.flower.order import CATCH_UP, ORDER, ROUND, UPDATE, Order
+from fedmpdd.flower.policy import ClientPolicy, count_update
 
 MEMORY = "fedmpdd.memory"  # of error feedback, in the node's own state
 REFUSED = 0x464D  # an error code of ours: the user's function was not at fault
 LOST = 0x464E  # another: what later rounds added is of no use here, a model would be
 
 
-def fedmpdd_mod(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
+CallNext = Callable[[Message, Context], Message]
+Mod = Callable[[Message, Context, CallNext], Message]
+
+
+def fedmpdd_mod(message: Message, context: Context, call_next: CallNext) -> Message:
     """Turn what a train function returns, a model or a gradient, into one frame of the server's codec.
 
     Use it where the train function is: `@app.train(mods=[fedmpdd_mod])`. Messages of other strategies pass untouched.
+    Codec, clip and noise are the server's choice; `make_mod` makes a mod that insists on some of them.
     """
+    return _train(message, context, call_next, ClientPolicy())
+
+
+def make_mod(policy: ClientPolicy) -> Mod:
+    """Return a `fedmpdd_mod` that refuses orders which do not meet a policy.
+
+    Args:
+        policy: what the client insists on. The reason of a refusal reaches the server's log.
+
+    Example:
+        >>> mod = make_mod(ClientPolicy(largest_clip=2.0, least_noise=0.5))
+
+    """
+
+    def mod(message: Message, context: Context, call_next: CallNext) -> Message:
+        return _train(message, context, call_next, policy)
+
+    return mod
+
+
+def _train(message: Message, context: Context, call_next: CallNext, policy: ClientPolicy) -> Message:
     if message.metadata.message_type.split(".")[0] != MessageType.TRAIN:
         return call_next(message, context)
     asked = [(name, record) for name, record in message.content.config_records.items() if ORDER in record]
@@ -32,6 +59,13 @@ def fedmpdd_mod(message: Message, context: Context, call_next: Callable[[Message
     name, config = asked[0]
     try:
         order = Order.from_text(config[ORDER], replay.known_layout(context.state) if CATCH_UP in config else None)
+    except FedmpddError as error:
+        return _refusal(message, error, LOST if CATCH_UP in config else REFUSED)
+    try:
+        policy.check(order, order.make_codec(), context.state)
+    except FedmpddError as error:
+        return _refusal(message, error)
+    try:
         arrays_name, start = _model_of(message.content, config.get(CATCH_UP), order, context)
     except FedmpddError as error:
         return _refusal(message, error, LOST if CATCH_UP in config else REFUSED)
@@ -42,7 +76,7 @@ def fedmpdd_mod(message: Message, context: Context, call_next: Callable[[Message
     if reply.has_error():
         return reply
     try:
-        reply.content = _reply(reply.content, order, start, context)
+        reply.content = _reply(reply.content, order, start, context, policy)
     except FedmpddError as error:
         return _refusal(message, error)
     return reply
@@ -61,7 +95,7 @@ def _model_of(content: RecordDict, added: object, order: Order, context: Context
     return name, read_flat(arrays, order.layout.d)
 
 
-def _reply(content: RecordDict, order: Order, start: Float32, context: Context) -> RecordDict:
+def _reply(content: RecordDict, order: Order, start: Float32, context: Context, policy: ClientPolicy) -> RecordDict:
     """One ConfigRecord: every record of a reply would cost a request of its own."""
     returned = list(content.array_records.values())
     if len(returned) != 1:
@@ -74,6 +108,9 @@ def _reply(content: RecordDict, order: Order, start: Float32, context: Context) 
         raise InputError(f"the {order.returns} that was computed is not finite: lower the learning rate")
     frame = order.make_session().pack(_encode(gradient, order, context))
     metrics = {key: value for record in content.metric_records.values() for key, value in record.items()}
+    if policy.metrics is not None:
+        metrics = {key: value for key, value in metrics.items() if key in policy.metrics}
+    count_update(context.state)
     if taken := {UPDATE, ROUND} & set(metrics):
         raise InputError(f"the metric {sorted(taken)[0]!r} has a name that fedmpdd needs; rename it")
     record = ConfigRecord({UPDATE: frame, ROUND: order.round, **metrics})

@@ -383,6 +383,11 @@ def _checked(codec: CodecConfig) -> CodecConfig:
         raise ConfigError(f"codec {codec.name!r} sends losses; a train function returns a model or a gradient")
     if codec.keys == "derived":
         raise ConfigError('keys = "derived" is for the local engine; use "sent", "partitioned" or "shared"')
+    if codec.build().noise_from_key and codec.keys != "sent":
+        raise ConfigError(
+            f"the noise of {codec.name} is drawn from the key, and keys = {codec.keys!r} assigns it: whoever knows it "
+            'takes the noise off again; use keys = "sent"'
+        )
     if codec.memory is not None:
         raise ConfigError(f"memory = {codec.memory!r} is for the local engine; use error_feedback, or leave it out")
     return codec

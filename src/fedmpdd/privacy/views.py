@@ -135,6 +135,14 @@ def _round_mean(config: RunConfig) -> Sight:
     """What a model, or a bundle of one update, tells of a round: the sum of scalars, or more than that."""
     if config.secure is not None:
         return _secure_sum(config.secure, config.per_round)
+    if config.robust is not None:
+        return Sight(
+            "a robust mean of a round, whose weights follow from single updates",
+            1,
+            "noise of other clients is not counted on: how much of it a robust mean takes depends on each update; "
+            "leave robust out to add it up",
+            "a robust mean weighs clients by what each of them sent",
+        )
     if config.codec.keys != "shared":
         return Sight(
             "the mean of a round, from which each client's noisy scalars follow while n·m is below d",
@@ -182,7 +190,7 @@ def _secure_sum(secure: SecureConfig, clients: int) -> Sight:
 
 def _bundle_is_mean(config: RunConfig) -> bool:
     """Whether a bundle holds one update, the mean of a round, and not those of all clients."""
-    return config.downlink_bits is not None or config.secure is not None
+    return config.mean_bits is not None or config.secure is not None
 
 
 # -------------------------------------------------------------------------------------------------- who looks on

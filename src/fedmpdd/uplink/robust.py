@@ -99,7 +99,7 @@ class RobustMean:
         """The mean of scalars of who weighs anything; who does not is one liar fewer among the rest."""
         counted = np.flatnonzero(weights)
         liars = math.floor(self.trim * len(updates) + 1e-9) - (len(updates) - counted.size)
-        rows = np.stack([updates[i].codec.scalars_of(updates[i]) for i in counted])
+        rows = np.stack([updates[i].codec.scalars_of(updates[i]) for i in counted.tolist()])
         return trimmed_mean(rows, weights[counted], max(0, liars))
 
     def _factors(
