@@ -55,7 +55,7 @@ CODECS = (
     "randk:k=800",
     "eden",
     "signsgd:error_feedback=true",
-    "lp-proj:size=2000",
+    "lp-proj:size=1000",
     "sa-fedlora:rank=4:warmup=5",
     "laplace:noise=0.000001",
     "gaussian:noise=0.000001",

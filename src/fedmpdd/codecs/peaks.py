@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fedmpdd.codecs._arithmetic import largest_normal
 from fedmpdd.codecs._packing import check_spare_bits, pack_indices, packed_bytes, unpack_indices
-from fedmpdd.codecs.base import Arrays, Codec, Float32, Parameters, Section, Update, check_count
+from fedmpdd.codecs.base import Arrays, Codec, Float32, Parameters, Section, Update, check_count, mean_factors
 from fedmpdd.codecs.mpdd import MPDD
 from fedmpdd.directions import FAMILIES, Key, family_named, hadamard_size, moments, rounding_words
 from fedmpdd.errors import CodecError, ContentError
@@ -55,6 +55,7 @@ class Peaks(Codec):
 
     name: ClassVar[str] = "peaks"
     code: ClassVar[int] = 13
+    adds_up: ClassVar[bool] = True
     unbiased: ClassVar[bool] = True  # as one-bit FedMPDD is: up to terms that vanish with 1/d
 
     def __post_init__(self) -> None:
@@ -186,6 +187,24 @@ class Peaks(Codec):
     def norm_of(self, update: Update) -> float:
         """Return the length of the gradient, as far as the scale tells it: within a fifth or so."""
         return float(scale_values()[int(update.arrays[0][0])]) * largest_normal(self.group)[0]
+
+    def scalars_of(self, update: Update) -> NDArray[np.float64]:
+        """See Codec: one for each of the m · group directions, all zero but the peaks."""
+        scalars = np.zeros(self.projection.m)
+        places, signs = self.peaks_of(update)
+        scalars[places] = self.group * scale_values()[int(update.arrays[0][0])] * signs
+        return scalars
+
+    def mean_update(self, updates: Sequence[Update], bits: int, weights: Sequence[float] | None = None) -> Update:
+        """See Codec: the mean of peaks is no peak any more, so that it is an update of `projection`."""
+        scalars = np.zeros(self.projection.m)
+        for factor, update in zip(mean_factors(len(updates), weights), updates, strict=True):
+            scalars += factor * self.scalars_of(update)
+        return self.update_of(scalars, updates[0].d, updates[0].key, bits)
+
+    def update_of(self, scalars: NDArray[np.float64], d: int, key: Key, bits: int) -> Update:
+        """See Codec."""
+        return self.projection.update_of(scalars, d, key, bits)
 
     def _factors(self, updates: Sequence[Update], factors: NDArray[np.float64]) -> NDArray[np.float64]:
         """What multiplies the ±1 of each update: its weight, its scale, and 1/m."""

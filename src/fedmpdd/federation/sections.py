@@ -124,7 +124,7 @@ class RobustConfig(BaseModel):
 
     shrink: float = Field(default=1.0, gt=0)
     trim: float = Field(default=0.3, ge=0, lt=0.5)
-    disagreement: float = Field(default=3.0, gt=0)
+    disagreement: float = Field(default=2.0, gt=0)
 
     def build(self) -> RobustMean:
         """Return the mean itself."""

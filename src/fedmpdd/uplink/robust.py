@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 
 from fedmpdd.bundle import Bundle
 from fedmpdd.codecs import MPDD, Codec, Update
-from fedmpdd.directions import hadamard_size
 from fedmpdd.errors import ConfigError
 from fedmpdd.uplink.reference import lower_median
 
 FEWEST_COMPARED = 5  # with fewer, two liars of one opinion would be as many as the honest
-SKETCH = 1_024  # directions in which estimates are compared: inner products to three percent
+WHOLE = 2**24  # numbers of all estimates together that are compared as they are, 64 MiB;
+SKETCH = 4_096  # beyond that in so many directions, which gives cosines to a percent and a half
 NORMAL = 1.4826  # what makes a median deviation that of a normal variable
 
 
@@ -48,7 +48,7 @@ class RobustMean:
 
     shrink: float = 1.0
     trim: float = 0.3
-    disagreement: float = 3.0
+    disagreement: float = 2.0
 
     def __post_init__(self) -> None:
         if not (self.shrink > 0 and math.isfinite(self.shrink)):
@@ -56,7 +56,7 @@ class RobustMean:
         if not 0 <= self.trim < 0.5:
             raise ConfigError(f"trim = {self.trim!r}: expected a share from 0 to below 0.5, such as 0.3")
         if not self.disagreement > 0:
-            raise ConfigError(f"disagreement = {self.disagreement!r}: expected a number above 0, such as 3.0")
+            raise ConfigError(f"disagreement = {self.disagreement!r}: expected a number above 0, such as 2.0")
 
     def trims(self, codec: Codec, *, shared: bool) -> bool:
         """Return whether the mean of a codec's updates becomes one update, made of trimmed scalars."""
@@ -146,26 +146,31 @@ def trimmed_mean(rows: NDArray[np.float64], weights: NDArray[np.float64], count:
     return np.asarray(sums / np.where(total > 0, total, 1.0))
 
 
-def agreements(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return, for each of the rows, the median cosine between it and the others."""
+def agreements(vectors: NDArray[np.floating]) -> NDArray[np.floating]:
+    """Return, for each of the rows, how well it agrees with the others: the mean of the middle third of its cosines.
+
+    A minority that agrees with itself is in the third above, and one that disagrees with everybody in the one below.
+    """
     lengths = np.linalg.norm(vectors, axis=1)
     unit = vectors / np.where(lengths > 0, lengths, 1.0)[:, np.newaxis]
     cosines = unit @ unit.T
     others = cosines[~np.eye(len(vectors), dtype=bool)].reshape(len(vectors), -1)
-    return np.asarray(np.median(others, axis=1))
+    third = others.shape[1] // 3
+    return np.asarray(np.sort(others, axis=1)[:, third : others.shape[1] - third].mean(axis=1))
 
 
-def comparable_vectors(updates: Sequence[Update], *, shared: bool, sketch: int) -> NDArray[np.float64]:
+def comparable_vectors(updates: Sequence[Update], *, shared: bool, sketch: int) -> NDArray[np.floating]:
     """Return vectors [updates, k] whose angles are about those of the estimates that the updates stand for.
 
-    Updates with one key whose scalars add up are compared by these. Others are decoded one by one, and compared in a
-    thousand directions of another key, so that no more than one estimate is in memory at a time.
+    Updates with one key whose scalars add up are compared by these. Others are decoded one by one. Where all estimates
+    together would be large, they are compared in some thousand directions of another key, and one is in memory at a
+    time.
     """
     codec, d = updates[0].codec, updates[0].d
     if shared and codec.adds_up:
         return np.stack([codec.scalars_of(update) for update in updates])
-    if hadamard_size(d) <= 4 * SKETCH:
-        return np.stack([codec.decode_mean([update]) for update in updates]).astype(np.float64)
+    if len(updates) * d <= WHOLE:
+        return np.stack([codec.decode_mean([update]) for update in updates])
     common = MPDD(SKETCH, family="hadamard")
     rows = [common.encode(codec.decode_mean([update])[np.newaxis], [sketch])[0].arrays[0] for update in updates]
-    return np.stack(rows).astype(np.float64)
+    return np.stack(rows)
