@@ -317,3 +317,47 @@ def test_an_update_of_another_size_is_refused(codec: Codec) -> None:
     cut = Update(codec, D, update.key, (*update.arrays[:-1], update.arrays[-1][:-1]))
     with pytest.raises(CodecError, match="update 1 has arrays of"):
         codec.decode_mean([update, cut])
+
+
+# Signs without a scale have one magnitude, whatever the gradient.
+SIZED = [codec for codec in CODECS_UNDER_TEST if codec != SignSGD(scaled=False)]
+
+
+@pytest.mark.parametrize("codec", SIZED, ids=label)
+def test_magnitude_is_about_the_length_of_the_gradient_and_grows_with_it(codec: Codec) -> None:
+    """By how much it may be off is chosen by codec; Top-k and lp-proj see a part of the gradient."""
+    gradients = np.vstack([gaussian(1, D) * factor for factor in (1, 10, 1_000)]).astype(np.float32)
+    updates = codec.encode(gradients, [Key(3)] * 3)
+    one, ten, thousand = (codec.magnitude(update) for update in updates)
+    length = float(np.linalg.norm(gradients[0]))
+    assert 0.15 * length < one < 5 * length
+    assert 5 < ten / one < 20
+    assert 500 < thousand / one < 2_000
+
+
+def test_signs_without_a_scale_have_one_magnitude() -> None:
+    codec = SignSGD(scaled=False)
+    small, large = codec.encode(np.vstack([gaussian(1, D), 1e6 * gaussian(1, D)]).astype(np.float32), [Key(1)] * 2)
+    assert codec.magnitude(small) == codec.magnitude(large) == math.sqrt(D)
+
+
+@pytest.mark.parametrize("codec", [codec for codec in CODECS_UNDER_TEST if codec.adds_up], ids=label)
+def test_scalars_of_updates_with_one_key_add_up(codec: Codec) -> None:
+    updates = codec.encode(gaussian(3, D), [Key(3)] * 3)
+    mean = codec.mean_update(updates, 32)
+    expected = codec.decode_mean(updates)
+    assert np.allclose(mean.codec.decode_mean([mean]), expected, atol=1e-5 * float(np.abs(expected).max()))
+    same = codec.update_of(np.mean([codec.scalars_of(update) for update in updates], axis=0), D, Key(3), 32)
+    assert np.allclose(same.arrays[0], mean.arrays[0], rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("codec", [codec for codec in CODECS_UNDER_TEST if not codec.adds_up], ids=label)
+def test_codecs_without_such_scalars_say_so(codec: Codec) -> None:
+    updates = codec.encode(gaussian(2, D), [Key(3)] * 2)
+    for call in (
+        lambda: codec.scalars_of(updates[0]),
+        lambda: codec.mean_update(updates, 32),
+        lambda: codec.update_of(np.zeros(4), D, Key(3), 32),
+    ):
+        with pytest.raises(CodecError, match="no scalars that add up"):
+            call()

@@ -198,3 +198,13 @@ def test_weights_by_examples_tell_who_took_part() -> None:
         widths[weight].append(float(received.estimate.norm()))
     assert max(widths[1.0]) < min(widths[1_000.0])
     assert "wider or narrower" in by_model(config)["central"].sample_is_known_because
+
+
+def test_a_robust_mean_adds_no_noise_of_others() -> None:
+    """Its weights follow from each update: how much noise of the others is in it, a client or liar can choose."""
+    values: dict[str, Any] = {"clients": 100, "clients_per_round": 20, "codec": {"m": 8, "keys": "shared", **PROTECTED}}
+    for robust, noises, sampled in ((None, 20, True), ({}, 1, False)):
+        rows = by_model(parse_config({**values, "robust": robust}))
+        assert rows["central"].sight.noises == noises
+        assert (rows["central"].sample_is_known_because == "") == sampled
+        assert rows["clients"].hiding == max(1, noises - 1)
