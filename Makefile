@@ -6,14 +6,17 @@ NATIVE := CMakeLists.txt $(wildcard src/fedmpdd/directions/native/*)
 # An editable install remembers where modules were: a new room is a reason to install again.
 ROOMS  := $(wildcard src/fedmpdd/*/__init__.py)
 
-.PHONY: demo test lint bench gpu kernels neon chromium clean
+.PHONY: demo test test-all lint bench gpu kernels neon chromium clean
 
 demo: $(VENV)/.installed
 	$(BIN)/fedmpdd demo
 
+test: lint
+	$(BIN)/python -m pytest -m "not slow" --durations=15
+
 # Tests over real processes mostly wait: they run beside the others, in two groups, and speak afterwards.
 FAULTS := tests/flower/test_faults.py
-test: lint
+test-all: lint
 	@mkdir -p build; \
 	$(BIN)/python -m pytest -m slow $(FAULTS) --durations=15 >build/faults.log 2>&1 & faults=$$!; \
 	$(BIN)/python -m pytest -m slow --ignore $(FAULTS) --durations=15 >build/slow.log 2>&1 & slow=$$!; \

@@ -1,4 +1,5 @@
 import tracemalloc
+from typing import Any
 
 import numpy as np
 import pytest
@@ -72,3 +73,13 @@ def test_what_cannot_be_dealt_out_is_refused() -> None:
         make_partition(LABELS, 5, kind=PartitionKind.CLASSES, classes_per_client=11)
     with pytest.raises(ConfigError, match="above 0"):
         make_partition(LABELS, 5, kind=PartitionKind.DIRICHLET, alpha=0)
+
+
+def test_a_kind_may_be_a_word_and_another_word_is_refused() -> None:
+    labels = np.arange(40) % 4
+    by_word: Any = "iid"
+    expected = make_partition(labels, 4, kind=PartitionKind.IID).examples_of(1)
+    assert np.array_equal(make_partition(labels, 4, kind=by_word).examples_of(1), expected)
+    unknown: Any = "fair"
+    with pytest.raises(ConfigError, match="expected one of iid, classes, dirichlet"):
+        make_partition(labels, 4, kind=unknown)

@@ -173,3 +173,8 @@ def test_a_client_that_keeps_its_state_on_disk_goes_on_where_it_was(
     for state in (b"", b"{}", b"[]", b"\xff", json.dumps({**whole, "phase": 9}).encode()):
         with pytest.raises(InputError, match="not the state"):
             SecureClient.from_state(state, MemoryLedger(), identity=this.identities[0])
+
+
+def test_a_state_of_many_brackets_is_no_state() -> None:
+    with pytest.raises(InputError, match="not the state"):
+        SecureClient.from_state(b"[" * 100_000, MemoryLedger())

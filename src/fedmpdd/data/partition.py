@@ -147,6 +147,10 @@ def make_partition(
     """Deal out examples with these labels to so many clients."""
     if clients < 1:
         raise ConfigError(f"clients = {clients}: at least one is needed")
+    try:
+        kind = PartitionKind(kind)  # a word too, which would otherwise be none of the kinds below
+    except ValueError:
+        raise ConfigError(f"partition.kind = {kind!r}: expected one of {', '.join(PartitionKind)}") from None
     there = np.unique(labels).size
     if kind is PartitionKind.IID:
         return _IID(labels, clients, seed, min(virtual_size, labels.size))

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from fedmpdd.codecs import MPDD, Codec, Private, make_codec
 from fedmpdd.directions import Key, check_key
+from fedmpdd.documents import parse_json
 from fedmpdd.errors import InputError, OrderError
 from fedmpdd.flower.layout import Layout
 from fedmpdd.server_step import OPTIMISERS, StepRule
@@ -109,15 +110,11 @@ class Order:
         """Read an order, or raise OrderError; where it comes without a layout, it is about the one that is known."""
         if not isinstance(text, str):
             raise OrderError(f"the order is a {type(text).__name__}, expected text: is the strategy fedmpdd's?")
-        if len(text) > _MOST_TEXT:
-            raise OrderError(f"the order has {len(text):,} characters, expected at most {_MOST_TEXT:,}")
         try:
-            values = json.loads(text)
+            values = parse_json(text, largest=_MOST_TEXT)
             wire = values.pop("wire")
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise OrderError(f"the order cannot be read: {error}") from None
-        except RecursionError:
-            raise OrderError("the order cannot be read: its brackets are nested too deeply") from None
         if wire != VERSION:
             raise OrderError(f"the server's frames have version {wire}, this client's {VERSION}: install one release")
         try:

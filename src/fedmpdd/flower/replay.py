@@ -16,6 +16,7 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from fedmpdd.bundle import Bundle, unpack_bundle
 from fedmpdd.catch_up import CatchUp, unpack_catch_up
 from fedmpdd.codecs import Codec
+from fedmpdd.documents import parse_json
 from fedmpdd.errors import ContentError, InputError, TruncatedFrameError
 from fedmpdd.flower.layout import Float32, Layout, pack_flat, read_flat
 from fedmpdd.flower.order import Follow, Order
@@ -71,7 +72,7 @@ def unpack_round(data: bytes, codec: Codec, d: int) -> tuple[Bundle, float]:
 def known_layout(state: RecordDict) -> Layout | None:
     """Return the layout of the model that a node keeps, if it keeps one."""
     try:
-        return Layout.from_values(json.loads(str(state.config_records[FOLLOWING][_LAYOUT])))
+        return Layout.from_values(parse_json(str(state.config_records[FOLLOWING][_LAYOUT])))
     except (KeyError, TypeError, ValueError):  # nothing was kept, or somebody else wrote there
         return None
 

@@ -6,6 +6,7 @@ from collections.abc import Collection
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmpdd.documents import parse_json
 from fedmpdd.errors import ContentError, InputError, SecureSumError
 from fedmpdd.secure_sum import messages, primitives, shamir
 from fedmpdd.secure_sum.ledger import Ledger, MemoryLedger
@@ -18,6 +19,8 @@ from fedmpdd.secure_sum.terms import Terms, client_ids, threshold_against
 
 # With three, one client that tells the server all it knows leaves two to tell apart; with two it leaves one.
 FEWEST_CLIENTS = 3
+
+_MOST_STATE = 2**26  # bytes: keys and shares of 32,768 clients in hexadecimal digits are a quarter of it
 
 
 def seed_digest(terms: Terms, client: int, seed: bytes) -> bytes:
@@ -224,7 +227,7 @@ class SecureClient:
         What it insists on is part of the state.
         """
         try:
-            kept = json.loads(state)
+            kept = parse_json(state, largest=_MOST_STATE)
             terms = messages.read_terms(bytes.fromhex(kept["terms"]))
             client = cls(
                 terms,

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+from fedmpdd.documents import parse_json
 from fedmpdd.errors import InputError, SecureSumError
 from fedmpdd.secure_sum.messages import Phase, phases_of
 from fedmpdd.secure_sum.terms import RUN_BYTES, Terms
@@ -153,9 +154,7 @@ class FileLedger(Ledger):
 
 
 def _entries_of(text: bytes) -> dict[bytes, Entry]:
-    if len(text) > _MOST_BYTES:
-        raise ValueError(f"more than {_MOST_BYTES:,} bytes")
-    document = json.loads(text)
+    document = parse_json(text, largest=_MOST_BYTES)
     if document["format"] != _FORMAT:
         raise ValueError(f"the format is {document['format']!r}, expected {_FORMAT!r}")
     entries = {bytes.fromhex(run): (last, answered) for run, (last, answered) in document["runs"].items()}
