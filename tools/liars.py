@@ -302,8 +302,42 @@ def table(results: dict[Case, float], strategies: list[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def by_lie(results: dict[Case, float], strategies: Iterable[str], liars: int) -> str:
+    """Return a table with a row per lie and a column per strategy, means over seeds."""
+    shown = [name for name in strategies if any(case.strategy == name for case in results)]
+    lines = [f"| {liars} of {NODES} | {' | '.join(shown)} |", "| --- |" + " --- |" * len(shown)]
+    for lie in LIES:
+        cells = []
+        for name in shown:
+            mean = "plain" if name in RIVALS else "robust"
+            wanted = (name, mean, "iid", 0 if lie == "none" else liars, lie)
+            values = [value for case, value in results.items() if case[:5] == wanted]
+            cells.append(f"{statistics.fmean(values):.3f}" if values else "–")
+        lines.append(f"| {lie if lie != 'none' else 'no liar'} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def summary(results: dict[Case, float]) -> list[dict[str, Any]]:
+    """Return a row per case without its seed: mean and deviation over seeds."""
+    groups: dict[tuple[Any, ...], list[float]] = {}
+    for case, value in results.items():
+        groups.setdefault(case[:5], []).append(value)
+    return [
+        {
+            **dict(zip(Case._fields, group, strict=False)),
+            "seeds": len(values),
+            "accuracy": statistics.fmean(values),
+            "sd": statistics.stdev(values) if len(values) > 1 else None,
+        }
+        for group, values in sorted(groups.items())
+    ]
+
+
+BY_LIE = ("auto", "mpdd:m=400:family=hadamard:keys=shared", "peaks:m=28:keys=shared", *RIVALS)
+
+
 def main() -> None:
-    """Train what is missing, and print the table."""
+    """Train what is missing, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("liars"), help="folder for liars.jsonl and liars.md")
     parser.add_argument("--codecs", default=",".join((*CODECS, *RIVALS)), help="comma-separated codecs and rivals")
@@ -323,8 +357,9 @@ def main() -> None:
                 results[case] = train(case)
                 file.write(json.dumps([*case, results[case]], ensure_ascii=False) + "\n")
                 file.flush()
-    text = table(results, strategies)
+    text = "\n".join([table(results, strategies), by_lie(results, BY_LIE, 1), by_lie(results, BY_LIE, 3)])
     (arguments.out / "liars.md").write_text(text, encoding="utf-8")
+    (arguments.out / "liars.json").write_text(json.dumps(summary(results), indent=1) + "\n", encoding="utf-8")
     print(text)
 
 
