@@ -124,3 +124,26 @@ def test_settings_of_the_mean() -> None:
     assert FedMPDD().robust == RobustMean()
     assert FedMPDD(robust=False).robust is None
     assert FedMPDD(robust=RobustMean(trim=0.1)).robust == RobustMean(trim=0.1)
+
+
+@pytest.mark.parametrize("codec", ["fedsgd", "mpdd:m=40:keys=shared"])
+def test_a_claim_of_next_to_nothing_ends_no_training(codec: str) -> None:
+    """Whose weight would vanish when its update shrinks: alone in the second round, it would leave no weight at all."""
+    app = ClientApp()
+
+    @app.train(mods=[fedmpdd_mod])
+    def train(message: Message, context: Context) -> Message:
+        flat = message.content.array_records["arrays"]["weight"].numpy()
+        late = message.content.config_records["config"]["server-round"] == 2
+        examples, factor = (5e-324, np.float32(5)) if late else (10.0, np.float32(1))
+        arrays = ArrayRecord({"weight": Array(flat - factor * np.float32(0.5) * (flat - TARGET))})
+        metrics = MetricRecord({"num-examples": examples})
+        return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+
+    def between(node: int, message: Message, reply: Message) -> list[Message]:
+        return [reply] if message.content.config_records["config"]["server-round"] != 2 or node == 0 else []
+
+    start = ArrayRecord({"weight": Array(np.zeros(D, np.float32))})
+    strategy = FedMPDD(codec=codec, lr=0.4, fraction_evaluate=0.0)
+    result = strategy.start(InProcessGrid(app, NODES, between), start, num_rounds=3)
+    assert sorted(result.train_metrics_clientapp) == [1, 3]

@@ -11,6 +11,7 @@ pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
 
 from fedmpdd.errors import ConfigError
 from fedmpdd.flower import ClientPolicy, FedMPDD, fedmpdd_mod, make_mod
@@ -31,7 +32,7 @@ def lines() -> Iterator[list[str]]:
     logging.getLogger("flwr").removeHandler(handler)
 
 
-def train(strategy: FedMPDD, mod: Any, rounds: int = 1, replies: list[Message] | None = None) -> Any:
+def train(strategy: FedAvg, mod: Any, rounds: int = 1, replies: list[Message] | None = None) -> Any:
     app = ClientApp()
 
     @app.train(mods=[mod])
@@ -118,3 +119,20 @@ def test_noise_from_a_key_that_the_server_assigns_is_refused_by_both_sides(
 def test_a_policy_that_cannot_be_meant_is_refused(policy: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         ClientPolicy(**policy)
+
+
+@pytest.mark.parametrize(
+    "policy", [{"codecs": ("mpdd",)}, {"largest_clip": 2.0, "least_noise": 0.5}, {"most_updates": 9}, {"metrics": ()}]
+)
+def test_a_message_without_an_order_is_no_way_around_a_policy(policy: dict[str, Any]) -> None:
+    replies: list[Message] = []
+    train(FedAvg(fraction_evaluate=0.0), make_mod(ClientPolicy(**policy)), replies=replies)
+    assert replies
+    assert all(reply.has_error() for reply in replies)
+    assert "insists on one" in str(replies[0].error.reason)
+
+
+def test_without_a_policy_other_strategies_go_on() -> None:
+    replies: list[Message] = []
+    train(FedAvg(fraction_evaluate=0.0), make_mod(ClientPolicy()), replies=replies)
+    assert not any(reply.has_error() for reply in replies)

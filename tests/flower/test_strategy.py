@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from fedmpdd.errors import ConfigError, InputError, RunError
 from fedmpdd.federation import Federation, federation_of, parse_config, sampling
 from fedmpdd.federation.sections import ServerConfig
 from fedmpdd.flower import FedMPDD, fedmpdd_mod
+from fedmpdd.flower.checkpoint import read_checkpoint, write_checkpoint
+from fedmpdd.flower.layout import Layout
 from tests.federation.test_cuda import images
 from tests.flower.grid import Between, InProcessGrid
 
@@ -363,6 +366,18 @@ def test_a_server_goes_on_from_its_checkpoint_to_the_same_bits(tmp_path: Path, o
     assert np.array_equal(flat_of(second.arrays), flat_of(whole.arrays))
     assert second.evaluate_metrics_clientapp[2]["round"] == 6  # Flower counts the rounds of this start
     assert np.array_equal(flat_of(run(FedMPDD(**options, checkpoint=file), 6).arrays), flat_of(whole.arrays))
+
+
+def test_the_one_number_of_an_old_checkpoint_drops_nobody(tmp_path: Path) -> None:
+    """It was a root mean square, which is √d times smaller than the length of a gradient of d coordinates."""
+    file = tmp_path / "checkpoint.safetensors"
+    run(FedMPDD(codec="fedsgd", fraction_evaluate=0.0, checkpoint=file), 1)
+    start = Layout.of(initial())
+    kept = read_checkpoint(file, start, ())
+    assert kept.reference is not None
+    write_checkpoint(file, replace(kept, usual=kept.reference["largest"] / 2_000, reference=None), start)
+    result = run(FedMPDD(codec="fedsgd", fraction_evaluate=0.0, checkpoint=file), 2)
+    assert result.train_metrics_clientapp[1]["fedmpdd-dropped"] == 0
 
 
 def test_a_checkpoint_of_another_server_is_refused(tmp_path: Path) -> None:

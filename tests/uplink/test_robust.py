@@ -154,3 +154,14 @@ def test_zero_updates_are_no_trouble(codec: Codec) -> None:
 def test_settings_that_cannot_be_meant_are_refused(settings: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
         RobustMean(**settings)
+
+
+def test_a_reference_of_zero_does_not_switch_shrinking_off() -> None:
+    updates = FedSGD().encode(np.array([[1.0], [1], [-1000]], np.float32) * np.ones(4, np.float32), [Key(1)] * 3)
+    assert RobustMean().bundle(updates, None, 0.0, shared=False).weights == pytest.approx((1, 1, 0.001))
+
+
+def test_many_updates_of_a_small_model_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedmpdd.uplink.robust.WHOLE", 10)  # instead of some thousand clients
+    updates = FedSGD().encode(np.array([[1, 2, 3]] * 5 + [[-1, -2, -3]], np.float32), [Key(1)] * 6)
+    assert RobustMean().bundle(updates, None, None, shared=False).weights == (1, 1, 1, 1, 1, 0)

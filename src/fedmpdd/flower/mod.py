@@ -9,7 +9,7 @@ from flwr.app.error import Error
 
 from fedmpdd.codecs import ErrorFeedback, Update
 from fedmpdd.directions import Key
-from fedmpdd.errors import FedmpddError, InputError
+from fedmpdd.errors import FedmpddError, InputError, OrderError
 from fedmpdd.flower import replay
 from fedmpdd.flower.layout import Float32, pack_flat, read_flat
 from fedmpdd.flower.order import CATCH_UP, ORDER, ROUND, UPDATE, Order
@@ -34,10 +34,11 @@ def fedmpdd_mod(message: Message, context: Context, call_next: CallNext) -> Mess
 
 
 def make_mod(policy: ClientPolicy) -> Mod:
-    """Return a `fedmpdd_mod` that refuses orders which do not meet a policy.
+    """Return a `fedmpdd_mod` that refuses orders which do not meet a policy, and train messages without an order.
 
     Args:
-        policy: what the client insists on. The reason of a refusal reaches the server's log.
+        policy: what the client insists on; one that asks for nothing makes `fedmpdd_mod` itself. The reason of a
+            refusal reaches the server's log.
 
     Example:
         >>> mod = make_mod(ClientPolicy(largest_clip=2.0, least_noise=0.5))
@@ -55,7 +56,9 @@ def _train(message: Message, context: Context, call_next: CallNext, policy: Clie
         return call_next(message, context)
     asked = [(name, record) for name, record in message.content.config_records.items() if ORDER in record]
     if not asked:
-        return call_next(message, context)
+        if policy == ClientPolicy():
+            return call_next(message, context)
+        return _refusal(message, OrderError("the message has no order of fedmpdd, and this client insists on one"))
     name, config = asked[0]
     try:
         order = Order.from_text(config[ORDER], replay.known_layout(context.state) if CATCH_UP in config else None)

@@ -13,6 +13,7 @@ from fedmpdd.flower.order import ORDER, ROUND, UPDATE, Order
 from fedmpdd.uplink import Candidate, Screening
 
 MOST_EXAMPLES = 2**53  # that a client may claim: beyond it sums of claims lose their last digits
+LEAST_EXAMPLES = 2.0**-53  # metrics that are no counts may weigh too; products with smaller ones could vanish
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,10 @@ class Replies:
         weight = metrics.get(self._weighted_by_key)
         if self._weighting == "equal" and weight is None:
             return 1.0
-        if not isinstance(weight, int | float) or not 0 < weight <= MOST_EXAMPLES:
-            raise ReplyError(f"its metric {self._weighted_by_key!r} is {weight!r}, expected a number above 0")
+        if not isinstance(weight, int | float) or not LEAST_EXAMPLES <= weight <= MOST_EXAMPLES:
+            raise ReplyError(
+                f"its metric {self._weighted_by_key!r} is {weight!r}, expected a number above 0, up to 2^53"
+            )
         return float(weight)
 
 

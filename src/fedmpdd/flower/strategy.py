@@ -367,11 +367,13 @@ class FedMPDD(FedAvg):
 
 
 def _reference_of(path: Path, checkpoint: Checkpoint) -> Reference:
-    """The reference of magnitudes that a checkpoint holds; older files hold one number of it."""
+    """The reference of magnitudes that a checkpoint holds.
+
+    Older files hold one number, `usual`, a root mean square of what was sent. For some codecs that is √d times smaller
+    than a magnitude: held against it, honest updates of a large model would all be dropped. The first round says more.
+    """
     if checkpoint.reference is None:
-        reference = Reference()
-        reference.largest = checkpoint.usual
-        return reference
+        return Reference()
     try:
         return Reference.from_state(checkpoint.reference)
     except InputError as error:

@@ -109,7 +109,8 @@ class RobustMean:
         claimed = np.ones(len(updates)) if weights is None else np.asarray(weights, dtype=np.float64)
         bounded = np.minimum(claimed, self.shrink * lower_median(claimed.tolist()))
         magnitudes = np.array([update.codec.magnitude(update) for update in updates])
-        most = self.shrink * (lower_median(magnitudes.tolist()) if reference is None else reference)
+        # A reference of 0 says nothing: nodes that had nothing to learn, or a step size that starts at 0.
+        most = self.shrink * (reference or lower_median(magnitudes.tolist()))
         too_large = magnitudes > most
         if most > 0:
             bounded[too_large] *= most / magnitudes[too_large]
@@ -171,6 +172,6 @@ def comparable_vectors(updates: Sequence[Update], *, shared: bool, sketch: int) 
         return np.stack([codec.scalars_of(update) for update in updates])
     if len(updates) * d <= WHOLE:
         return np.stack([codec.decode_mean([update]) for update in updates])
-    common = MPDD(SKETCH, family="hadamard")
+    common = MPDD(min(SKETCH, d), family="hadamard")
     rows = [common.encode(codec.decode_mean([update])[np.newaxis], [sketch])[0].arrays[0] for update in updates]
     return np.stack(rows)

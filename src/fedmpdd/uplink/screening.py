@@ -69,8 +69,9 @@ class Screening:
             if magnitudes[one.client] > self._max_value
         ]
         kept = []
+        limits = self._limits(possible, magnitudes, asked)
         for one in possible:
-            reason = self._objection(one, possible, magnitudes, asked)
+            reason = self._objection(one, magnitudes[one.client], limits)
             if reason is None:
                 kept.append(one)
             else:
@@ -78,26 +79,38 @@ class Screening:
         self.reference.add([magnitudes[one.client] for one in kept], asked)
         return kept, rejections
 
-    def _objection(
-        self, one: Candidate, possible: Sequence[Candidate], magnitudes: dict[int, float], asked: int
-    ) -> str | None:
-        """Why an update does not count, None if it does."""
-        magnitude = magnitudes[one.client]
-        sizes = [magnitudes[other.client] for other in possible]
+    def _limits(self, possible: Sequence[Candidate], magnitudes: dict[int, float], asked: int) -> "_Limits":
+        """What all candidates of a round are held against, found once for all of them."""
+        if not possible:
+            return _Limits(asked, 0, largest=None, median=None, weight=0.0)
         largest = self.reference.largest
+        if largest is None and not (len(possible) == 1 and asked > 1):
+            largest = lower_median([magnitudes[one.client] for one in possible])
+        weight = lower_median([one.weight for one in possible])
+        return _Limits(asked, len(possible), largest, self.reference.median(), weight)
+
+    def _objection(self, one: Candidate, magnitude: float, limits: "_Limits") -> str | None:
+        """Why an update does not count, None if it does."""
+        largest, median = limits.largest, limits.median
         if largest is None:
-            if len(possible) == 1 and asked > 1:
-                return f"it answered alone of {asked}, and no earlier round says how large an update is"
-            largest = lower_median(sizes)
+            return f"it answered alone of {limits.asked}, and no earlier round says how large an update is"
         if 0 < largest < magnitude / self._max_ratio:
             return f"it is {magnitude / largest:.3g} times larger than the median update of any round"
-        median = self.reference.median()
-        if len(possible) < FEW and median is not None and 0 < median < magnitude / LARGEST_OF_FEW:
+        if limits.answered < FEW and median is not None and 0 < median < magnitude / LARGEST_OF_FEW:
             return (
                 f"it is {magnitude / median:.3g} times larger than the median update of the last rounds, and "
-                f"{len(possible)} updates are too few to average it with"
+                f"{limits.answered} updates are too few to average it with"
             )
-        weight = lower_median([other.weight for other in possible])
-        if self._weighted and one.weight > self._max_ratio * weight:
-            return f"it claims {one.weight / weight:.3g} times more examples than the median"
+        if self._weighted and one.weight > self._max_ratio * limits.weight:
+            return f"it claims {one.weight / limits.weight:.3g} times more examples than the median"
         return None
+
+
+class _Limits(NamedTuple):
+    """Of one round: nodes asked and answers, the largest and the running median magnitude, and the median claim."""
+
+    asked: int
+    answered: int
+    largest: float | None
+    median: float | None
+    weight: float
