@@ -147,3 +147,25 @@ def test_a_claim_of_next_to_nothing_ends_no_training(codec: str) -> None:
     strategy = FedMPDD(codec=codec, lr=0.4, fraction_evaluate=0.0)
     result = strategy.start(InProcessGrid(app, NODES, between), start, num_rounds=3)
     assert sorted(result.train_metrics_clientapp) == [1, 3]
+
+
+@pytest.mark.parametrize("codec", ["fedsgd", "mpdd:m=40:keys=shared"])
+def test_who_answers_alone_goes_no_further_than_others_did(codec: str) -> None:
+    """In every third round nine of ten are late, and the liar that is not turns nine times its update round."""
+    app = ClientApp()
+
+    @app.train(mods=[fedmpdd_mod])
+    def train(message: Message, context: Context) -> Message:
+        flat = message.content.array_records["arrays"]["weight"].numpy()
+        factor = np.float32(-9) if int(context.node_config["node"]) == 0 else np.float32(1)
+        arrays = ArrayRecord({"weight": Array(flat - factor * np.float32(0.5) * (flat - TARGET))})
+        return Message(RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 1})}), reply_to=message)
+
+    def between(node: int, message: Message, reply: Message) -> list[Message]:
+        alone = int(message.content.config_records["config"]["server-round"]) % 3 == 0  # type: ignore[arg-type]
+        return [reply] if node == 0 or not alone else []
+
+    start = ArrayRecord({"weight": Array(np.zeros(D, np.float32))})
+    strategy = FedMPDD(codec=codec, lr=0.4, fraction_evaluate=0.0, seed=5)
+    result = strategy.start(InProcessGrid(app, NODES, between), start, num_rounds=20)
+    assert np.linalg.norm(result.arrays["weight"].numpy() - TARGET) < 0.5 * np.linalg.norm(TARGET)

@@ -165,3 +165,13 @@ def test_many_updates_of_a_small_model_are_compared(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("fedmpdd.uplink.robust.WHOLE", 10)  # instead of some thousand clients
     updates = FedSGD().encode(np.array([[1, 2, 3]] * 5 + [[-1, -2, -3]], np.float32), [Key(1)] * 6)
     assert RobustMean().bundle(updates, None, None, shared=False).weights == (1, 1, 1, 1, 1, 0)
+
+
+def test_one_or_two_updates_go_no_further_than_the_reference() -> None:
+    codec, mean = FedSGD(), RobustMean()
+    for sizes, length in (([8.0], 2.0), ([8.0, 8.0], 2.0), ([1.0], 1.0), ([1.0, 8.0], 1.5), ([8.0, 8.0, 8.0], 8.0)):
+        updates = codec.encode(np.array(sizes, np.float32)[:, np.newaxis], [Key(1)] * len(sizes))
+        bundle = mean.bundle(updates, None, 2.0, shared=False)
+        step = mean.share(updates, None, 2.0) * codec.decode_mean(bundle.updates, bundle.weights)
+        assert step == pytest.approx([length])
+    assert mean.share(updates[:1], None, None) == 1.0

@@ -300,8 +300,8 @@ class FedMPDD(FedAvg):
         assert self._step is not None
         if not contributions:
             return False
-        bundle = self._bundle(k, contributions)
-        factor = self._damping(k, bundle, len(contributions))
+        bundle, share = self._bundle(k, contributions)
+        factor = share * self._damping(k, bundle, len(contributions))
         before = {name: value.copy() for name, value in self._step.state.items()}
         stepped = advance(self._step, self._model, bundle, factor, k)
         if not np.isfinite(stepped).all():
@@ -312,24 +312,26 @@ class FedMPDD(FedAvg):
         self._downlink.add(bundle, factor, stepped)
         return True
 
-    def _bundle(self, k: int, contributions: list[Contribution]) -> Bundle:
-        """The updates that the server steps along the mean of: those of the clients, or their mean itself."""
+    def _bundle(self, k: int, contributions: list[Contribution]) -> tuple[Bundle, float]:
+        """What the server steps along, the updates of the clients or their mean itself, and how much of that step."""
         assert self.codec is not None
         assert self._replies is not None
         updates = [contribution.update for contribution in contributions]
         weights = [contribution.weight for contribution in contributions] if self.weighting == "examples" else None
         if self.robust is not None:
-            return self.robust.bundle(
+            reference = self._replies.screening.reference.median()
+            bundle = self.robust.bundle(
                 updates,
                 weights,
-                self._replies.screening.reference.median(),
+                reference,
                 shared=self.codec.keys == "shared",
                 mean_bits=self.downlink_bits,
                 sketch=derive_seed(self._seed, k, NO_CLIENT),  # no round's keys: those count rounds from 0
             )
+            return bundle, self.robust.share(updates, weights, reference)
         if self.downlink_bits is not None:
-            return Bundle((updates[0].codec.mean_update(updates, self.downlink_bits, weights),))
-        return Bundle(tuple(updates), None if weights is None else tuple(weights))
+            return Bundle((updates[0].codec.mean_update(updates, self.downlink_bits, weights),)), 1.0
+        return Bundle(tuple(updates), None if weights is None else tuple(weights)), 1.0
 
     def _metrics(self, contributions: list[Contribution], dropped: int) -> MetricRecord:
         shared = sorted(set.intersection(*(set(own.metrics) for own in contributions)))

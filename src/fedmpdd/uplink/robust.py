@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from fedmpdd.bundle import Bundle
 from fedmpdd.codecs import MPDD, Codec, Update
 from fedmpdd.errors import ConfigError
-from fedmpdd.uplink.reference import lower_median
+from fedmpdd.uplink.reference import FEW, lower_median
 
 FEWEST_COMPARED = 5  # with fewer, two liars of one opinion would be as many as the honest
 WHOLE = 2**24  # numbers of all estimates together that are compared as they are, 64 MiB;
@@ -95,6 +95,24 @@ class RobustMean:
         equal = weights is None and (kept == kept[0]).all()
         return Bundle(tuple(updates), None if equal else tuple(kept.tolist()))
 
+    def share(self, updates: Sequence[Update], weights: Sequence[float] | None, reference: float | None) -> float:
+        """Return how much of the step along a bundle to take, above 0 and at most 1.
+
+        Weights only say how much an update counts beside others. One or two updates that are all too large have nobody
+        beside them, and it is the step that shrinks. From three on it is 1: gradients of a majority may grow.
+
+        Args:
+            updates: as for `bundle`, and so are the others.
+            weights: what the clients claim to weigh.
+            reference: the running median magnitude.
+
+        """
+        if not reference or len(updates) >= FEW:
+            return 1.0
+        return float(
+            self._factors(updates, weights, reference).sum() / self._bounded_claims(len(updates), weights).sum()
+        )
+
     def _trimmed_scalars(self, updates: Sequence[Update], weights: NDArray[np.float64]) -> NDArray[np.float64]:
         """The mean of scalars of who weighs anything; who does not is one liar fewer among the rest."""
         counted = np.flatnonzero(weights)
@@ -106,15 +124,18 @@ class RobustMean:
         self, updates: Sequence[Update], weights: Sequence[float] | None, reference: float | None
     ) -> NDArray[np.float64]:
         """Weights that no claim and no magnitude makes large."""
-        claimed = np.ones(len(updates)) if weights is None else np.asarray(weights, dtype=np.float64)
-        bounded = np.minimum(claimed, self.shrink * lower_median(claimed.tolist()))
+        bounded = self._bounded_claims(len(updates), weights)
         magnitudes = np.array([update.codec.magnitude(update) for update in updates])
         # A reference of 0 says nothing: nodes that had nothing to learn, or a step size that starts at 0.
         most = self.shrink * (reference or lower_median(magnitudes.tolist()))
         too_large = magnitudes > most
         if most > 0:
             bounded[too_large] *= most / magnitudes[too_large]
-        return np.asarray(bounded)
+        return bounded
+
+    def _bounded_claims(self, count: int, weights: Sequence[float] | None) -> NDArray[np.float64]:
+        claimed = np.ones(count) if weights is None else np.asarray(weights, dtype=np.float64)
+        return np.asarray(np.minimum(claimed, self.shrink * lower_median(claimed.tolist())))
 
     def _agreeing(self, updates: Sequence[Update], *, shared: bool, sketch: int) -> NDArray[np.float64]:
         """1 for each update that agrees with the others about as much as those do with each other, else 0."""

@@ -5,10 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fedmpdd.codecs import Update
-from fedmpdd.uplink.reference import FEW, Reference, lower_median
-
-# Honest magnitudes of one round differ by a few times. A mean of one or two updates cannot hold a larger one down.
-LARGEST_OF_FEW = 10.0
+from fedmpdd.uplink.reference import Reference, lower_median
 
 
 @dataclass(frozen=True)
@@ -82,35 +79,28 @@ class Screening:
     def _limits(self, possible: Sequence[Candidate], magnitudes: dict[int, float], asked: int) -> "_Limits":
         """What all candidates of a round are held against, found once for all of them."""
         if not possible:
-            return _Limits(asked, 0, largest=None, median=None, weight=0.0)
+            return _Limits(asked, largest=None, weight=0.0)
         largest = self.reference.largest
         if largest is None and not (len(possible) == 1 and asked > 1):
             largest = lower_median([magnitudes[one.client] for one in possible])
         weight = lower_median([one.weight for one in possible])
-        return _Limits(asked, len(possible), largest, self.reference.median(), weight)
+        return _Limits(asked, largest, weight)
 
     def _objection(self, one: Candidate, magnitude: float, limits: "_Limits") -> str | None:
         """Why an update does not count, None if it does."""
-        largest, median = limits.largest, limits.median
+        largest = limits.largest
         if largest is None:
             return f"it answered alone of {limits.asked}, and no earlier round says how large an update is"
         if 0 < largest < magnitude / self._max_ratio:
             return f"it is {magnitude / largest:.3g} times larger than the median update of any round"
-        if limits.answered < FEW and median is not None and 0 < median < magnitude / LARGEST_OF_FEW:
-            return (
-                f"it is {magnitude / median:.3g} times larger than the median update of the last rounds, and "
-                f"{limits.answered} updates are too few to average it with"
-            )
         if self._weighted and one.weight > self._max_ratio * limits.weight:
             return f"it claims {one.weight / limits.weight:.3g} times more examples than the median"
         return None
 
 
 class _Limits(NamedTuple):
-    """Of one round: nodes asked and answers, the largest and the running median magnitude, and the median claim."""
+    """Of one round: nodes that were asked, the largest median magnitude so far, and the median claim."""
 
     asked: int
-    answered: int
     largest: float | None
-    median: float | None
     weight: float
