@@ -175,3 +175,14 @@ def test_one_or_two_updates_go_no_further_than_the_reference() -> None:
         step = mean.share(updates, None, 2.0) * codec.decode_mean(bundle.updates, bundle.weights)
         assert step == pytest.approx([length])
     assert mean.share(updates[:1], None, None) == 1.0
+
+
+def test_agreements_in_parts_are_those_of_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors = np.random.default_rng(3).standard_normal((11, 40)) + 0.3
+    whole = agreements(vectors)
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    for row, agreement in enumerate(whole):
+        cosines = np.sort(np.delete(unit @ unit[row], row))
+        assert agreement == pytest.approx(cosines[3:7].mean())
+    monkeypatch.setattr("fedmpdd.uplink.robust.COSINES", 33)
+    assert agreements(vectors) == pytest.approx(whole)

@@ -26,6 +26,7 @@ from fedmpdd.uplink.reference import FEW, lower_median
 FEWEST_COMPARED = 5  # with fewer, two liars of one opinion would be as many as the honest
 WHOLE = 2**24  # numbers of all estimates together that are compared as they are, 64 MiB;
 SKETCH = 4_096  # beyond that in so many directions, which gives cosines to a percent and a half
+COSINES = 2**22  # that are in memory at once, 32 MiB
 NORMAL = 1.4826  # what makes a median deviation that of a normal variable
 
 
@@ -175,10 +176,17 @@ def agreements(vectors: NDArray[np.floating]) -> NDArray[np.floating]:
     """
     lengths = np.linalg.norm(vectors, axis=1)
     unit = vectors / np.where(lengths > 0, lengths, 1.0)[:, np.newaxis]
-    cosines = unit @ unit.T
-    others = cosines[~np.eye(len(vectors), dtype=bool)].reshape(len(vectors), -1)
-    third = others.shape[1] // 3
-    return np.asarray(np.sort(others, axis=1)[:, third : others.shape[1] - third].mean(axis=1))
+    rows = max(1, COSINES // len(unit))
+    return np.concatenate([_middle_cosines(unit, start, rows) for start in range(0, len(unit), rows)])
+
+
+def _middle_cosines(unit: NDArray[np.floating], start: int, count: int) -> NDArray[np.floating]:
+    """The agreements of some of the rows, with a part of all cosines in memory."""
+    cosines = unit[start : start + count] @ unit.T
+    places = np.arange(len(cosines))
+    cosines[places, start + places] = np.inf  # with itself: sorted to the end, and left out there
+    others = len(unit) - 1
+    return np.asarray(np.sort(cosines, axis=1)[:, others // 3 : others - others // 3].mean(axis=1))
 
 
 def comparable_vectors(updates: Sequence[Update], *, shared: bool, sketch: int) -> NDArray[np.floating]:
