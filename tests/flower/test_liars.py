@@ -11,6 +11,7 @@ pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
+from fedmpdd.errors import ConfigError
 from fedmpdd.flower import FedMPDD, RobustMean, fedmpdd_mod
 from tests.flower.grid import InProcessGrid
 
@@ -124,6 +125,9 @@ def test_settings_of_the_mean() -> None:
     assert FedMPDD().robust == RobustMean()
     assert FedMPDD(robust=False).robust is None
     assert FedMPDD(robust=RobustMean(trim=0.1)).robust == RobustMean(trim=0.1)
+    for robust in (None, 0, "no"):  # none of them says that lies are welcome
+        with pytest.raises(ConfigError, match="expected True, False for the plain mean, or a RobustMean"):
+            FedMPDD(robust=robust)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("codec", ["fedsgd", "mpdd:m=40:keys=shared"])

@@ -28,7 +28,8 @@ class ClientPolicy:
         least_noise: the smallest `noise_multiplier`, the deviation of the noise in units of the clipping bound. It
             needs `largest_clip`, since noise without clipping hides nothing.
         most_updates: how many updates this node sends in all: ε grows with every one of them. The count is kept in
-            the node's state, which Flower keeps as long as the SuperNode lives.
+            the node's state, which Flower keeps for one series of runs, as long as the SuperNode lives. A run outside
+            the series counts anew.
         metrics: names of the metrics that may leave the node; the others are cut off, since they carry no noise.
 
     Example:

@@ -85,6 +85,8 @@ class FedMPDD(FedAvg):
             raise ConfigError('returns = "gradient" needs lr, the step size of the server')
         if lr is not None and not (lr > 0 and math.isfinite(lr)):
             raise ConfigError(f"lr = {lr}: expected a finite number above 0")
+        if not isinstance(robust, bool | RobustMean):
+            raise ConfigError(f"robust = {robust!r}: expected True, False for the plain mean, or a RobustMean")
         check_downlink(downlink, downlink_bits, self.codec)
         self.downlink: DownlinkKind = downlink
         self.downlink_bits = downlink_bits
