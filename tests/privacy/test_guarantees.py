@@ -133,6 +133,33 @@ def test_epsilon_of_an_example(changes: dict[str, Any], smaller: bool, reason: s
     assert row.as_dict()["example"]["epsilon"] == row.example.epsilon
 
 
+def test_batches_are_no_secret_from_who_has_the_seed() -> None:
+    """The header of a journal holds the seed, and which examples are in a batch follows from it."""
+    changes = {"clients": 100, "clients_per_round": 100, "batch": 1}
+    rows = stated({"noise_multiplier": 2.0}, **changes, downlink="replay")
+    for model in ("clients", "journal"):
+        assert rows[model].example.epsilon == rows[model].epsilon
+        assert "seed" in rows[model].example.reason
+    others = stated({"noise_multiplier": 2.0}, **changes)
+    for row in (others["local"], others["clients"], rows["central"]):
+        assert row.example.epsilon is not None
+        assert row.example.epsilon < row.epsilon
+        assert "if clients draw it themselves" in row.example.reason
+
+
+def test_noise_beyond_what_accountants_take() -> None:
+    for noise in (1e9, 1e15, 1e300):
+        assert all(
+            row.epsilon < 1 for model, row in stated({"noise_multiplier": noise}).items() if model != "run folder"
+        )
+
+
+@pytest.mark.parametrize("delta", [0.0, -1.0, 1.0, math.nan])
+def test_a_delta_that_is_none_is_named_as_what_is_wrong(delta: float) -> None:
+    with pytest.raises(PrivacyError, match="expected a probability"):
+        guarantees(config(), delta)
+
+
 def test_clients_that_share_examples_have_none_for_an_example() -> None:
     row = stated(clients=5_000)["central"]
     assert row.example.epsilon is None

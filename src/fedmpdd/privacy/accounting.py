@@ -12,6 +12,7 @@ from fedmpdd.errors import MissingDependencyError, PrivacyError
 
 Accountant = Literal["closed form", "pld", "rdp"]
 LARGEST_LOG_NOISE = 12.0
+LARGEST_NOISE = 1e6  # that accountants are given: they fail on more, and the ε of less noise is a bound too
 SMALLEST_NOISE = 1e-6  # of one release: ε is beyond 10^11 then, and beyond what floating point can tell
 
 
@@ -59,6 +60,7 @@ def epsilon(
     _check(noise_multiplier, steps, delta, sampling, chosen)
     if noise_multiplier / math.sqrt(steps) < SMALLEST_NOISE:
         return Spent(math.inf, chosen)
+    noise_multiplier = min(noise_multiplier, LARGEST_NOISE)
     if chosen == "closed form":
         return Spent(float(_dp_accounting().get_epsilon_gaussian(noise_multiplier / math.sqrt(steps), delta)), chosen)
     event = _event(noise_multiplier, steps, sampling)

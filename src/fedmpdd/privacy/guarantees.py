@@ -141,7 +141,7 @@ def _clipped_noise(config: RunConfig) -> float:
 
 def _delta_left(view: View, delta: float) -> float:
     """What of δ is left when the failures of what hides clients are taken off."""
-    if delta <= view.failure:
+    if 0 < delta <= view.failure:
         raise PrivacyError(
             f"δ = {delta:g}: secure sums with neighbours may hide less with probability {view.failure:.2g}; take a "
             "larger δ, or neighbours = 0"
@@ -176,7 +176,7 @@ def _guarantee(config: RunConfig, view: View, taken: int, noise: float, delta: f
         sampling=f"{sample.size} of {sample.population} clients" if sample else "not counted on",
         assumptions=_assumptions(config, view, route, delta),
         sees=view.sees,
-        example=_of_an_example(config, spent.epsilon, _Route(view.hiding, taken), noise, left),
+        example=_of_an_example(config, view, spent.epsilon, _Route(view.hiding, taken), noise, left),
         none_because=NO_NOISE if view.hiding else view.sight.reason,
     )
 
@@ -220,7 +220,7 @@ def _of_sampling(config: RunConfig, view: View, route: _Route) -> tuple[str, ...
 
 
 def _of_an_example(
-    config: RunConfig, of_client: float, everywhere: _Route, noise: float, delta: float
+    config: RunConfig, view: View, of_client: float, everywhere: _Route, noise: float, delta: float
 ) -> ExampleGuarantee:
     """ε of one example replaced: never above the client's, and below it where the batch is a small secret sample."""
     if math.isinf(of_client):
@@ -234,8 +234,13 @@ def _of_an_example(
         return ExampleGuarantee(of_client, "as for a client, who holds one")
     if held.fewest is None or held.fewest <= config.batch or config.local_steps > 1:
         return ExampleGuarantee(of_client, "as for a client: the sampling of batches is not counted on")
+    if view.knows_seed:
+        return ExampleGuarantee(
+            of_client, "as for a client: the seed that they have says which examples are in a batch"
+        )
     batch = FixedSize(config.batch, held.fewest)
     sampled = _Route(everywhere.updates, everywhere.releases, batch).spent(noise, delta).epsilon
     if sampled >= of_client:
         return ExampleGuarantee(of_client, "as for a client: sampling batches gives no smaller bound")
-    return ExampleGuarantee(sampled, f"a batch is a secret sample, {batch.size} of {batch.population} examples")
+    drawn = f"a batch is a secret sample, {batch.size} of {batch.population} examples"
+    return ExampleGuarantee(sampled, f"{drawn}, if clients draw it themselves and not by the config's seed")

@@ -48,6 +48,7 @@ class View:
     carrier: what they read: updates, sums, models, bundles, files.
     known_noise: how many of a round's clients are theirs, so that they know that noise and can take it off.
     knows_sample: why they know who takes part in a round, or "" where they do not.
+    knows_seed: whether they have the seed of the config, which batches are drawn by as well.
     failure: how likely they see more than this, in all rounds together.
     assumptions: what else this row rests on.
     """
@@ -58,6 +59,7 @@ class View:
     sight: Sight
     known_noise: int = 0
     knows_sample: str = ""
+    knows_seed: bool = False
     failure: float = 0.0
     assumptions: tuple[str, ...] = ()
 
@@ -262,6 +264,7 @@ def _of_clients(config: RunConfig, sight: Sight, together: int) -> View:
         sight,
         known_noise=together,
         knows_sample=knows,
+        knows_seed=config.downlink == "replay",
         assumptions=("the server can be trusted, and shows clients nothing else",),
     )
 
@@ -273,6 +276,7 @@ def _of_journal(bundle: Sight) -> View:
         "journal.fmpj",
         bundle,
         knows_sample="the journal's header holds the seed, which says who is drawn",
+        knows_seed=True,
     )
 
 
@@ -284,6 +288,7 @@ def _of_run_folder() -> View:
         "metrics.jsonl, notes of a journal",
         Sight("the mean loss of a round's clients on their own examples", 0, loss),
         knows_sample="config.json holds the seed, which says who is drawn",
+        knows_seed=True,
     )
 
 
