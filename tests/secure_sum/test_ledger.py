@@ -128,6 +128,47 @@ def test_a_file_that_is_no_ledger_stops_the_client_instead_of_being_taken_for_an
             FileLedger(path)
 
 
+def test_a_file_that_names_a_run_twice_is_no_ledger(tmp_path: Path) -> None:
+    path = tmp_path / "rounds.json"
+    FileLedger(path).take(terms_of(3), Phase.ADVERTISE)
+    whole = json.loads(path.read_text())
+    twice = {"aa" * 16: [5, 1], "AA" * 16: [0, 0]}
+    damaged: tuple[object, ...] = (twice, [])
+    for runs in damaged:
+        path.write_text(json.dumps({**whole, "runs": runs}))
+        with pytest.raises(InputError, match="not a ledger"):
+            FileLedger(path)
+
+
+def test_a_folder_in_the_place_of_a_ledger_is_an_error_of_ours(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be read"):
+        FileLedger(tmp_path)
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_a_ledger_that_is_deleted_or_set_back_is_noticed_by_who_uses_it(tmp_path: Path, back: bool) -> None:
+    path, terms = tmp_path / "rounds.json", terms_of(4)
+    book = FileLedger(path)
+    book.take(terms, Phase.ADVERTISE)
+    older = path.read_bytes()
+    book.take(terms, Phase.SHARE)
+    if back:
+        path.write_bytes(older)
+    else:
+        path.unlink()
+    with pytest.raises(InputError, match="deleted or replaced by an older one"):
+        book.take(terms, Phase.SHARE if back else Phase.ADVERTISE)
+
+
+def test_a_link_to_a_ledger_is_that_ledger(tmp_path: Path) -> None:
+    link = tmp_path / "link.json"
+    link.symlink_to(tmp_path / "rounds.json")
+    FileLedger(link).take(terms_of(4), Phase.ADVERTISE)
+    with pytest.raises(SecureSumError, match="summed once"):
+        FileLedger(tmp_path / "rounds.json").take(terms_of(4), Phase.ADVERTISE)
+    assert link.is_symlink()
+
+
 def test_a_folder_that_is_not_there_is_an_error_of_ours(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="a folder that can be written"):
         FileLedger(tmp_path / "missing" / "rounds.json")

@@ -114,19 +114,33 @@ class FileLedger(Ledger):
 
     The file is made where there is none, is replaced in one step, and is on the disk before an answer leaves. Beside it
     lies an empty file, `<path>.lock`, by which processes wait for one another. Who deletes the ledger, or brings an
-    older copy back, makes the client forget: leave it out of backups that are restored.
+    older copy back, makes the client forget: leave it out of backups that are restored. A process that is running
+    notices and refuses to go on; one that starts afterwards cannot tell.
     """
 
     def __init__(self, path: str | os.PathLike[str], run: bytes | None = None) -> None:
         super().__init__(run)
-        self._path = Path(path)
+        self._path = Path(os.path.realpath(path))  # a link to a ledger is that ledger, and has its lock
+        self._known: dict[bytes, Entry] = {}  # what the file held when this process last looked
         with self._entries():  # a file that is no ledger is found out before any round starts
             pass
 
     @contextmanager
     def _entries(self) -> Iterator[dict[bytes, Entry]]:
         with _locked(self._path.with_name(self._path.name + ".lock")):
-            yield self._read()
+            entries = self._read()
+            self._check_progress(entries)
+            yield entries
+
+    def _check_progress(self, entries: dict[bytes, Entry]) -> None:
+        """Raise InputError if the file was deleted, or set back, since this process last looked."""
+        for run, entry in self._known.items():
+            if entries.get(run, (-1, 0)) < entry:
+                raise InputError(
+                    f"{self._path} was deleted or replaced by an older one while it was in use: it no longer says that "
+                    f"round {entry[0]} of training {run.hex()} was answered; bring it back, or join a new training"
+                )
+        self._known = entries
 
     def _read(self) -> dict[bytes, Entry]:
         try:
@@ -134,9 +148,11 @@ class FileLedger(Ledger):
                 text = file.read(_MOST_BYTES + 1)
         except FileNotFoundError:
             return {}
+        except OSError as error:
+            raise InputError(f"the ledger {self._path} cannot be read ({error}): name a file that can be") from None
         try:
             return _entries_of(text)
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise InputError(
                 f"{self._path} is not a ledger of secure sums ({error}): what this client answered is not known, so "
                 "that it must not answer; bring the file back, or join a new training with a new ledger"
@@ -151,6 +167,7 @@ class FileLedger(Ledger):
             os.fsync(file.fileno())
         partial.replace(self._path)
         _sync_folder(self._path.parent)
+        self._known = entries
 
 
 def _entries_of(text: bytes) -> dict[bytes, Entry]:
@@ -158,6 +175,8 @@ def _entries_of(text: bytes) -> dict[bytes, Entry]:
     if document["format"] != _FORMAT:
         raise ValueError(f"the format is {document['format']!r}, expected {_FORMAT!r}")
     entries = {bytes.fromhex(run): (last, answered) for run, (last, answered) in document["runs"].items()}
+    if len(entries) != len(document["runs"]):
+        raise ValueError("it names one run twice, in two spellings")
     for run, entry in entries.items():
         if len(run) != RUN_BYTES or not all(type(value) is int and value >= 0 for value in entry):
             raise ValueError(f"{run.hex()}: {entry}, expected the name of a run, a round and a number of phases")
