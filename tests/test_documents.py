@@ -62,3 +62,14 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="no space"):
         write_atomically(tmp_path / "a.json", fail)
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a.json", "1\n")]
+
+
+def test_a_link_in_the_place_of_the_file_beside_is_not_written_through(tmp_path: Path) -> None:
+    """A folder from somebody else may hold `metrics.jsonl.part`, a link to a file of who resumes it."""
+    victim, path = tmp_path / "victim", tmp_path / "metrics.jsonl"
+    victim.write_text("mine")
+    path.with_name("metrics.jsonl.part").symlink_to(victim)
+    write_json(path, {"theirs": 1})
+    assert victim.read_text() == "mine"
+    assert read_json(path, "delete it") == {"theirs": 1}
+    assert not path.is_symlink()

@@ -53,6 +53,7 @@ def read_json(path: Path, remedy: str, *, largest: int = LARGEST_DOCUMENT) -> An
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     """Have `write` make a file beside `path`, then put it in place in one step."""
     partial = path.with_name(path.name + ".part")
+    partial.unlink(missing_ok=True)  # in somebody's folder it may be a link, and its target would be written over
     try:
         write(partial)
         with partial.open("rb+") as file:
