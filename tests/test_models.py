@@ -1,5 +1,6 @@
 import functools
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -126,6 +127,16 @@ class LeavesLater(Tiny):
         sys.exit(0)
 
 
+class LeavesWhenAsked(Tiny):
+    def named_parameters(self, *args: object, **kwargs: object) -> Iterator[tuple[str, nn.Parameter]]:
+        sys.exit(0)
+
+
+class LeavesBuffers(Tiny):
+    def buffers(self, recurse: bool = True) -> Iterator[torch.Tensor]:
+        sys.exit(0)
+
+
 factory = Factory()
 partial_function = functools.partial(make_tiny, width=10)
 partial_class = functools.partial(Tiny)
@@ -158,7 +169,7 @@ def test_what_makes_no_module_is_refused_before_it_is_called(name: str) -> None:
     assert not CALLED
 
 
-@pytest.mark.parametrize("name", ["leaves", "LeavesLater"])
+@pytest.mark.parametrize("name", ["leaves", "LeavesLater", "LeavesWhenAsked", "LeavesBuffers"])
 def test_a_model_that_exits_is_an_error(name: str) -> None:
     with pytest.raises(ConfigError, match=r"called exit\(0\)"):
         models.build(f"tests.test_models:{name}", (1, 28, 28), 10, init="default", seed=1)

@@ -140,6 +140,13 @@ def build(name: str, shape: tuple[int, int, int], classes: int, *, init: str, se
 
     init: "default" (PyTorch's) or "uniform" (all from U(−0.5, 0.5), as gradient inversion papers have it).
     """
+    try:
+        return _build(name, shape, classes, init, seed)
+    except (SystemExit, GeneratorExit) as error:  # from any method of somebody's module
+        raise ConfigError(f"model = {name!r} cannot be made: {_words_of(error)}") from None
+
+
+def _build(name: str, shape: tuple[int, int, int], classes: int, init: str, seed: int) -> tuple[FlatModel, Tensor]:
     state = torch.random.get_rng_state()
     try:
         torch.manual_seed(seed)
@@ -236,7 +243,7 @@ def _made(path: str) -> nn.Module:
 
 
 def _words_of(error: BaseException) -> str:
-    return f"it called exit({error.code!r})" if isinstance(error, SystemExit) else str(error)
+    return f"it called exit({error.code!r})" if isinstance(error, SystemExit) else str(error) or type(error).__name__
 
 
 def _try(name: str, model: FlatModel, flat: Tensor, shape: tuple[int, int, int], classes: int) -> None:
