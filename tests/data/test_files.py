@@ -77,6 +77,18 @@ def test_labels_out_of_range_are_damage(mnist: Path, tmp_path: Path) -> None:
         data.load("mnist", tmp_path)
 
 
+def test_an_npz_batch_that_says_it_is_encrypted(tmp_path: Path) -> None:
+    path = tmp_path / "data_batch_1.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("data.npy", b"")
+    whole = bytearray(path.read_bytes())
+    for mark, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        whole[whole.index(mark) + flags] |= 1
+    path.write_bytes(whole)
+    with pytest.raises(DataError, match=r"data_batch_1\.npz is damaged"):
+        cifar10._read(path)
+
+
 @pytest.mark.parametrize(("form", "place"), [("npz", "cifar-10"), ("pickle", "cifar-10/cifar-10-batches-py")])
 def test_cifar_is_read_in_both_forms(tmp_path: Path, form: str, place: str) -> None:
     write_cifar(tmp_path / place, form)

@@ -116,3 +116,13 @@ def test_gradients_go_by_the_batch() -> None:
     assert load_config("demo", ["batch=16"]).gradient_method == "vmap"
     assert load_config("demo", ["batch=32"]).gradient_method == "loop"
     assert load_config("demo", ["batch=32", "gradients=vmap"]).gradient_method == "vmap"
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "9" * 5_000])
+def test_brackets_and_digits_without_end_are_errors_of_ours(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match="not an override"):
+        load_config("demo", [f"seed={text}"])
+    path = tmp_path / "deep.toml"
+    path.write_text(f"seed = {text}")
+    with pytest.raises(ConfigError, match="is not TOML"):
+        load_config(str(path))

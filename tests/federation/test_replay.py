@@ -90,6 +90,8 @@ def test_any_past_model_can_be_had(tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
     write_model(tmp_path / "m.safetensors", first)
+    with pytest.raises(RunError, match="cannot be written"):
+        write_model(tmp_path / "missing" / "m.safetensors", first)
     assert load_file(tmp_path / "m.safetensors")["model"].numpy().tobytes() == first.flat.numpy().tobytes()
 
 

@@ -103,3 +103,8 @@ def test_a_damaged_config_of_an_audit_is_an_error_of_ours(tmp_path: Path, text: 
     (tmp_path / "a" / "config.json").write_text(text, encoding="utf-8")
     with pytest.raises(RunError, match=r"config\.json is damaged: .*choose another --out"):
         run_audit(small("mpdd:m=50"), tmp_path / "a")
+
+
+def test_an_audit_that_is_no_table_is_an_error_of_ours() -> None:
+    with pytest.raises(ConfigError, match="expected a table"):
+        load_audit("demo", ["audit=3"])

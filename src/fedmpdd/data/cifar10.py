@@ -34,7 +34,7 @@ _SIGNS_OF_DAMAGE = (
         OSError,
         RecursionError,
     ),
-    *(SyntaxError, TypeError, ValueError, pickle.UnpicklingError, zipfile.BadZipFile, zlib.error),
+    *(RuntimeError, SyntaxError, TypeError, ValueError, pickle.UnpicklingError, zipfile.BadZipFile, zlib.error),
 )
 
 

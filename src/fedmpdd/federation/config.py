@@ -241,7 +241,7 @@ def read_table(source: str) -> dict[str, Any]:
         raise ConfigError(f"config {source!r} is neither a file nor one of the shipped ones: {', '.join(shipped)}")
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits, and brackets in brackets
         raise ConfigError(f"{source} is not TOML: {error}") from None
 
 
@@ -288,6 +288,8 @@ def _apply(values: dict[str, Any], override: str) -> None:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text  # a bare word is a string
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{override[:60]!r} … is not an override: {error}") from None
     table = values
     *parents, last = key.split(".")
     for parent in parents:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 from torch import from_numpy as tensor_of
@@ -15,7 +16,7 @@ from torch import from_numpy as tensor_of
 from fedmpdd import models
 from fedmpdd.bundle import unpack_bundle
 from fedmpdd.codecs import MPDD, Codec
-from fedmpdd.errors import ContentError, JournalError, WireError
+from fedmpdd.errors import ContentError, JournalError, RunError, WireError
 from fedmpdd.federation import sampling
 from fedmpdd.federation.catch_up import CatchUp
 from fedmpdd.federation.config import RunConfig, parse_config
@@ -143,7 +144,10 @@ class Replayed:
 def write_model(path: Path, found: Replayed) -> None:
     """Write a model to a .safetensors file, its parameters one flat vector as in checkpoints."""
     metadata = {"next_round": str(found.rounds)}
-    save_file({"model": found.flat.cpu().contiguous()}, path, metadata=metadata)
+    try:
+        save_file({"model": found.flat.cpu().contiguous()}, path, metadata=metadata)
+    except SafetensorError as error:
+        raise RunError(f"--model {path} cannot be written: {error}; choose another place") from None
 
 
 def replay(

@@ -1,7 +1,7 @@
 """What is audited: a run's config, and an `[audit]` table beside it."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -68,7 +68,9 @@ class Audit(BaseModel):
 def load_audit(source: str, overrides: list[str], *, codecs: str | None = None, run: Path | None = None) -> Audit:
     """Read a config by shipped name or path; overrides of the audit begin with `audit.`."""
     values = apply_overrides(read_table(source), overrides)
-    own: dict[str, Any] = dict(values.pop("audit", {}))
+    own = values.pop("audit", {})
+    if not isinstance(own, dict):
+        raise ConfigError(f"audit = {own!r:.60}: expected a table of keys, like audit.images=4")
     if codecs is not None:
         own["codecs"] = [text.strip() for text in codecs.split(",") if text.strip()]
     if run is not None:
