@@ -301,3 +301,9 @@ def test_a_bundle_that_no_reader_would_take_is_not_written(tmp_path: Path, monke
     with pytest.raises(JournalError, match="bundle of round 2 has 20 bytes"):
         journal.append(RECORDS[2])
     assert read(tmp_path / "j") == (RECORDS[:2], 0)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "journal.fmpj")
+    with pytest.raises(JournalError, match="no plain file"):
+        JournalReader(tmp_path / "journal.fmpj")

@@ -83,6 +83,8 @@ class JournalReader:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        if path.exists() and not path.is_file() and not path.is_dir():  # a pipe would be waited for, without end
+            raise JournalError(f"{path} is no plain file; take the journal from its source again")
         try:
             self._file: BinaryIO = path.open("rb")
         except OSError as error:
