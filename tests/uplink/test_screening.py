@@ -61,10 +61,13 @@ def test_who_answers_alone_is_held_to_the_rounds_before(codec: Codec) -> None:
     assert median < 2 * candidates(codec, 1.0)[0].magnitude
 
 
-def test_who_was_the_only_one_asked_counts() -> None:
+@pytest.mark.parametrize("asked", [1, 2])
+def test_who_is_half_of_those_asked_counts(asked: int) -> None:
     screen = screening()
-    kept, _ = screen.screen(candidates(CODECS_UNDER_TEST[0], 1.0), asked=1)
-    assert len(kept) == 1
+    for _ in range(3):  # the other one never comes
+        kept, _ = screen.screen(candidates(CODECS_UNDER_TEST[0], 1.0), asked=asked)
+        assert len(kept) == 1
+    assert (screen.reference.median() is None) == (asked == 2)
 
 
 def test_claims_of_examples_are_bounded_where_they_weigh() -> None:

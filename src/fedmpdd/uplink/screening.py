@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fedmpdd.codecs import Update
-from fedmpdd.uplink.reference import Reference, lower_median
+from fedmpdd.uplink.reference import FEW, Reference, lower_median
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,9 @@ class Screening:
         if not possible:
             return _Limits(asked, largest=None, weight=0.0)
         largest = self.reference.largest
-        if largest is None and not (len(possible) == 1 and asked > 1):
+        # One of two that were asked is half of them. If it did not count, nothing would be learned while the other is
+        # away. One of more is no reason to move the model before others were heard.
+        if largest is None and not (len(possible) == 1 and asked >= FEW):
             largest = lower_median([magnitudes[one.client] for one in possible])
         weight = lower_median([one.weight for one in possible])
         return _Limits(asked, largest, weight)
