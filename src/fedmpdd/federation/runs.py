@@ -315,6 +315,8 @@ def read_checkpoint(path: Path, config: RunConfig, d: int) -> checkpoints.Checkp
     found = checkpoints.read_checkpoint(path, d, _remedy(path), _UNSEALED_NOTES)
     if found.sealed:
         _check_config(path, config, found.notes.get("config", ""))
+    else:
+        _log.warning("%s is of a version that wrote no hash: a changed bit in it would go unnoticed", path)
     return found
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from fedmpdd.documents import parse_json
+from fedmpdd.documents import parse_json, write_text
 from fedmpdd.errors import InputError, SecureSumError
 from fedmpdd.secure_sum.messages import Phase, phases_of
 from fedmpdd.secure_sum.terms import RUN_BYTES, Terms
@@ -160,13 +160,7 @@ class FileLedger(Ledger):
 
     def _write(self, entries: dict[bytes, Entry]) -> None:
         runs = {run.hex(): list(entry) for run, entry in entries.items()}
-        partial = self._path.with_name(self._path.name + ".part")
-        with partial.open("w", encoding="utf-8") as file:
-            json.dump({"format": _FORMAT, "runs": runs}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(self._path)
-        _sync_folder(self._path.parent)
+        write_text(self._path, json.dumps({"format": _FORMAT, "runs": runs}))
         self._known = entries
 
 
@@ -197,14 +191,5 @@ def _locked(path: Path) -> Iterator[None]:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(handle)
-
-
-def _sync_folder(folder: Path) -> None:
-    """A rename survives a power cut only once its folder is on the disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
     finally:
         os.close(handle)
