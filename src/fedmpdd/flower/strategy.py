@@ -30,7 +30,9 @@ from fedmpdd.server_step import Step, StepRule
 from fedmpdd.uplink import Reference, RobustMean, Screening
 
 _PROTECTION = ("clip", "noise_multiplier", "scale_grid")
-NO_CLIENT = 2**64 - 1  # in the place of a client's number: a seed of the whole round, as in the local engine
+# In the place of a client's number: a seed of the whole round, as in the local engine. The number below it gives the
+# seed of the directions in which a robust mean compares updates, which no client is told.
+NO_CLIENT = 2**64 - 1
 
 
 class FedMPDD(FedAvg):
@@ -328,7 +330,7 @@ class FedMPDD(FedAvg):
                 reference,
                 shared=self.codec.keys == "shared",
                 mean_bits=self.downlink_bits,
-                sketch=derive_seed(self._seed, k, NO_CLIENT),  # no round's keys: those count rounds from 0
+                sketch=derive_seed(self._seed, k, NO_CLIENT - 1),
             )
             return bundle, self.robust.share(updates, weights, reference)
         if self.downlink_bits is not None:
