@@ -73,7 +73,7 @@ RIVALS: dict[str, Callable[[int], FedAvg]] = {
 }
 
 
-class Told(NamedTuple):
+class Knowledge(NamedTuple):
     """What a liar knows when it lies: its honest gradient, the honest ones of others, and a memory of its own."""
 
     gradient: Float32
@@ -81,30 +81,30 @@ class Told(NamedTuple):
     memory: dict[str, Float32]
 
 
-def _times(factor: float) -> Callable[[Told], Float32]:
-    return lambda told: np.float32(factor) * told.gradient
+def _times(factor: float) -> Callable[[Knowledge], Float32]:
+    return lambda knowledge: np.float32(factor) * knowledge.gradient
 
 
-def _constant(told: Told) -> Float32:
-    return np.full_like(told.gradient, 100 * np.abs(told.gradient).mean())
+def _constant(knowledge: Knowledge) -> Float32:
+    return np.full_like(knowledge.gradient, 100 * np.abs(knowledge.gradient).mean())
 
 
-def _replayed(told: Told) -> Float32:
-    return told.memory.setdefault("first", told.gradient)
+def _replayed(knowledge: Knowledge) -> Float32:
+    return knowledge.memory.setdefault("first", knowledge.gradient)
 
 
-def _little(told: Told) -> Float32:
+def _little(knowledge: Knowledge) -> Float32:
     """A little is enough (Baruch et al. 2019): one and a half deviations off the mean, against its sign."""
-    mean = told.honest.mean(axis=0)
-    return np.asarray(mean - 1.5 * told.honest.std(axis=0) * np.sign(mean), dtype=np.float32)
+    mean = knowledge.honest.mean(axis=0)
+    return np.asarray(mean - 1.5 * knowledge.honest.std(axis=0) * np.sign(mean), dtype=np.float32)
 
 
-def _inner(told: Told) -> Float32:
+def _inner(knowledge: Knowledge) -> Float32:
     """Inner-product manipulation (Xie et al. 2020): the honest mean, turned round."""
-    return np.asarray(-told.honest.mean(axis=0), dtype=np.float32)
+    return np.asarray(-knowledge.honest.mean(axis=0), dtype=np.float32)
 
 
-LIES: dict[str, Callable[[Told], Float32]] = {
+LIES: dict[str, Callable[[Knowledge], Float32]] = {
     "none": _times(1),
     "× −1": _times(-1),
     "× −10": _times(-10),
@@ -154,7 +154,7 @@ class Data:
         return np.concatenate([(inputs.T @ shares).reshape(-1), shares.sum(axis=0)]).astype(np.float32)
 
     def accuracy(self, flat: Float32) -> float:
-        """Return the share of test digits that are told right; a model that is not finite tells one class."""
+        """Return the share of test digits that the model gets right; one that is not finite gives one class."""
         logits = self.test_inputs @ flat[:-CLASSES].reshape(FEATURES, CLASSES) + flat[-CLASSES:]
         return float((np.nan_to_num(logits).argmax(axis=1) == self.test_labels).mean())
 
@@ -187,7 +187,7 @@ class LyingGrid(Grid):
         if node < NODES - self._liars:
             self._honest.append(gradient)
         else:
-            gradient = LIES[self._lie](Told(gradient, np.stack(self._honest), self._memories[node]))
+            gradient = LIES[self._lie](Knowledge(gradient, np.stack(self._honest), self._memories[node]))
             examples *= CLAIMS.get(self._lie, 1)
         shape = message.content.array_records["arrays"]["model"].shape
         arrays = ArrayRecord({"model": Array((start - gradient).astype(np.float32).reshape(shape))})
@@ -283,12 +283,12 @@ def table(results: dict[Case, float], strategies: list[str]) -> str:
     ]
     for strategy in strategies:
         for mean in ("robust", "plain"):
-            own = {case: value for case, value in results.items() if (case.strategy, case.mean) == (strategy, mean)}
-            if not own:
+            group = {case: value for case, value in results.items() if (case.strategy, case.mean) == (strategy, mean)}
+            if not group:
                 continue
 
-            def average(partition: str, liars: int, lie: str, own: dict[Case, float] = own) -> float:
-                values = [v for c, v in own.items() if (c.partition, c.liars, c.lie) == (partition, liars, lie)]
+            def average(partition: str, liars: int, lie: str, group: dict[Case, float] = group) -> float:
+                values = [v for c, v in group.items() if (c.partition, c.liars, c.lie) == (partition, liars, lie)]
                 return statistics.fmean(values) if values else math.nan
 
             row = [f"{average('iid', 0, 'none'):.3f}"]

@@ -165,13 +165,13 @@ class Run:
     def _begin_as(self, reader: JournalReader) -> None:
         """Begin with the initial model of a journal, which may not be the one that this machine makes."""
         ours, theirs = _essence(self.federation.journal_header._asdict()), _essence(reader.header._asdict())
-        start, told = ours.pop("model_sha256"), theirs.pop("model_sha256")
+        start, journal_start = ours.pop("model_sha256"), theirs.pop("model_sha256")
         if ours != theirs:
             raise JournalError(f"{reader.path} is the journal of another run: its config or its examples differ")
         initial = reader.initial_model()
         if initial is not None:
             self.federation.begin_at(torch.from_numpy(initial))
-        elif start != told:
+        elif start != journal_start:
             raise JournalError(
                 f"{reader.path} is of a version that does not hold the initial model, and the one made here is another "
                 f"one than it says: the journal of another run, or {ANOTHER_START}; resume where it was begun"

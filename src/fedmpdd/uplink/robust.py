@@ -87,14 +87,14 @@ class RobustMean:
         """
         codec = updates[0].codec
         factors = self._factors(updates, weights, reference)
-        kept = factors * self._agreeing(updates, shared=shared, sketch=sketch)
+        effective = factors * self._agreeing(updates, shared=shared, sketch=sketch)
         if self.trims(codec, shared=shared):
-            scalars = self._trimmed_scalars(updates, kept)
+            scalars = self._trimmed_scalars(updates, effective)
             return Bundle((codec.update_of(scalars, updates[0].d, updates[0].key, mean_bits or 32),))
         if mean_bits is not None:
-            return Bundle((codec.mean_update(updates, mean_bits, kept.tolist()),))
-        equal = weights is None and (kept == kept[0]).all()
-        return Bundle(tuple(updates), None if equal else tuple(kept.tolist()))
+            return Bundle((codec.mean_update(updates, mean_bits, effective.tolist()),))
+        equal = weights is None and (effective == effective[0]).all()
+        return Bundle(tuple(updates), None if equal else tuple(effective.tolist()))
 
     def share(self, updates: Sequence[Update], weights: Sequence[float] | None, reference: float | None) -> float:
         """Return how much of the step along a bundle to take, above 0 and at most 1.
