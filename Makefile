@@ -4,15 +4,17 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 NATIVE := CMakeLists.txt $(wildcard src/fedmpdd/directions/native/*)
 # An editable install remembers where modules were: a new room is a reason to install again.
-ROOMS  := $(wildcard src/fedmpdd/*/__init__.py)
+ROOMS  := $(wildcard src/fedmpdd/*/__init__.py src/fedmpdd_paper/__init__.py)
 
 .PHONY: demo test test-all lint bench gpu kernels neon chromium clean
 
 demo: $(VENV)/.installed
 	$(BIN)/fedmpdd demo
 
+# A process a core; the tests of real processes come apart, in `make test-all`.
+CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 test: lint
-	$(BIN)/python -m pytest -m "not slow" --durations=15
+	$(BIN)/python -m pytest -m "not slow" -n $(CORES) --durations=15
 
 # Tests over real processes mostly wait: they run beside the others, in two groups, and speak afterwards.
 FAULTS := tests/flower/test_faults.py
@@ -20,7 +22,7 @@ test-all: lint
 	@mkdir -p build; \
 	$(BIN)/python -m pytest -m slow $(FAULTS) --durations=15 >build/faults.log 2>&1 & faults=$$!; \
 	$(BIN)/python -m pytest -m slow --ignore $(FAULTS) --durations=15 >build/slow.log 2>&1 & slow=$$!; \
-	$(BIN)/python -m pytest -m "not slow" --durations=15; status=$$?; \
+	$(BIN)/python -m pytest -m "not slow" -n $(CORES) --durations=15; status=$$?; \
 	wait $$faults || status=$$?; wait $$slow || status=$$?; cat build/faults.log build/slow.log; exit $$status
 
 lint: $(VENV)/.installed
@@ -29,7 +31,7 @@ lint: $(VENV)/.installed
 	$(BIN)/mypy
 
 bench: $(VENV)/.installed
-	$(BIN)/fedmpdd bench codec
+	$(BIN)/python -m benchmarks codec
 
 # On a machine with a GPU and a PyTorch that knows it: `make gpu PYTHON=…` uses that Python as it is, with what it has.
 gpu:

@@ -13,8 +13,8 @@ from safetensors import safe_open
 
 import fedmpdd
 from fedmpdd.cli import main
-from fedmpdd.federation.journal import JournalReader
-from fedmpdd.federation.runs import CHECKPOINT, METRICS
+from fedmpdd.runs.folders import CHECKPOINT, METRICS
+from fedmpdd.simulation.journal import JournalReader
 from tests.report.made_up import make_run, make_runs
 
 Refused = Callable[..., str]
@@ -42,7 +42,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 
 def test_version_and_help() -> None:
     assert fedmpdd_command("--version").stdout.strip() == fedmpdd.__version__
-    for arguments in ([], ["--help"], ["bench"], ["bench", "codec", "--help"], ["demo", "--help"]):
+    for arguments in ([], ["--help"], ["demo", "--help"]):
         result = fedmpdd_command(*arguments)
         assert "Usage" in result.stdout + result.stderr
 
@@ -68,9 +68,6 @@ def test_what_is_told_to_end_ends_with_a_checkpoint(tmp_path: Path) -> None:
     "arguments",
     [
         ["nonsense"],
-        ["bench", "codec", "--threads", "0"],
-        ["bench", "codec", "--seconds", "many"],
-        ["bench", "codec", "--device", "abacus"],
         ["demo", "--out"],
         ["audit", "no-such-config"],
         ["audit", "demo", "audit.attacks=['magic']"],
@@ -183,24 +180,6 @@ def test_data_commands(tmp_path: Path) -> None:
     assert "ok" in checked.stdout
 
 
-def test_bench_rounds_prints_the_agreed_keys() -> None:
-    result = fedmpdd_command("bench", "rounds", "--seconds", "0.1", "--json")
-    assert result.returncode == 0, result.stderr
-    keys = {"engine", "codec", "clients_per_round", "batch", "rounds_per_s"}
-    assert all(keys <= set(row) and row["rounds_per_s"] > 0 for row in json.loads(result.stdout)["rows"])
-
-
-def test_bench_prints_the_agreed_keys() -> None:
-    result = fedmpdd_command("bench", "codec", "--json", "--seconds", "0.01", "--no-memory")
-    assert result.returncode == 0, result.stderr
-    rows = json.loads(result.stdout)["rows"]
-    keys = {"op", "family", "bits", "d", "m", "clients", "impl", "threads", "device", "median_ms"}
-    assert all(keys <= set(row) for row in rows)
-    assert {"fedmpdd", "numpy"} <= {row["impl"] for row in rows}
-    assert all(row["median_ms"] > 0 for row in rows)
-    assert "Traceback" not in result.stderr
-
-
 def test_epsilon_states_it_with_its_assumptions_or_not_at_all() -> None:
     changes = ["codec.clip=1", "codec.noise_multiplier=0.5", "codec.keys=shared"]
     result = fedmpdd_command("epsilon", "demo", *changes, "--target", "4", "--json")
@@ -249,7 +228,7 @@ def test_report_writes_a_page_and_one_document(tmp_path: Path) -> None:
 
 def test_a_folder_that_names_code_must_be_trusted(tmp_path: Path, refused: Refused) -> None:
     """Nothing is imported, and nothing ends in silence: neither os:abort nor builtins:exit."""
-    (tmp_path / "own_model.py").write_text("from tests.test_models import Tiny", encoding="utf-8")
+    (tmp_path / "own_model.py").write_text("from tests.tasks.test_models import Tiny", encoding="utf-8")
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(__file__).parents[1])])}
 
     def command(*arguments: str) -> subprocess.CompletedProcess[str]:

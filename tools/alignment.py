@@ -4,8 +4,8 @@ Prints n·‖mean gradient‖² / mean ‖gradient‖² for n = 50 clients: the 
 independent ones. 1: gradients are unrelated, and sharing is free; 50: they are all the same.
 """
 
-from fedmpdd.data import load
-from fedmpdd.federation import federation_of, parse_config
+from fedmpdd.simulation import federation_of, parse_config
+from fedmpdd.tasks.data import load
 
 CLIENTS = 50
 

@@ -25,15 +25,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedmpdd import models
 from fedmpdd.codecs import FedSGD
-from fedmpdd.data import load
 from fedmpdd.directions import Key
 from fedmpdd.privacy.attacks.base import Attack
 from fedmpdd.privacy.attacks.dlg import DLG
 from fedmpdd.privacy.attacks.inverting_gradients import InvertingGradients
 from fedmpdd.privacy.metrics import ssim
 from fedmpdd.privacy.observation import Observation, Victim, observe
+from fedmpdd.tasks import models
+from fedmpdd.tasks.data import load
 
 CLOSE = 0.1  # SSIM
 TV = 1e-2

@@ -17,8 +17,8 @@ TESTS = (
     "codecs/test_mpdd_cuda.py",
     "codecs/test_peaks_cuda.py",
     "codecs/test_pieces_cuda.py",
-    "federation/test_cuda.py",
-    "federation/test_replay.py",
+    "simulation/test_cuda.py",
+    "simulation/test_replay.py",
 )
 
 
@@ -32,11 +32,11 @@ def main(folder: Path) -> None:
     import triton
 
     tests = output_of("pytest", "-q", "-p", "no:cacheprovider", "-rfEs", *(f"tests/{name}" for name in TESTS))
-    codec = json.loads(output_of("fedmpdd", "bench", "codec", "--device", "cuda", "--json"))
+    codec = json.loads(output_of("benchmarks", "codec", "--device", "cuda", "--json"))
     rounds = [
         row
         for flags in ((), ("--tf32",))
-        for row in json.loads(output_of("fedmpdd", "bench", "rounds", "--device", "cuda", "--json", *flags))["rows"]
+        for row in json.loads(output_of("benchmarks", "rounds", "--device", "cuda", "--json", *flags))["rows"]
     ]
     machine = (
         f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}, PyTorch {torch.__version__}, "
@@ -53,7 +53,7 @@ def main(folder: Path) -> None:
         "",
         *(f"    {line}".rstrip() for line in tests.strip().splitlines()),
         "",
-        "## `fedmpdd bench codec --device cuda`",
+        "## `python -m benchmarks codec --device cuda`",
         "",
         "Medians; device time between events, and the whole call on the clock, launches and checks included.",
         "",
@@ -68,7 +68,7 @@ def main(folder: Path) -> None:
         lines.append(f"| {what} | {row['impl']} | {row['median_ms']:.4f} | {goal} | {clock} |")
     lines += [
         "",
-        "## `fedmpdd bench rounds --device cuda`",
+        "## `python -m benchmarks rounds --device cuda`",
         "",
         "The CIFAR-10 CNN (319,242 parameters), 100 clients in every round, batch 64.",
         "",

@@ -11,11 +11,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fedmpdd.experiments.catalogue import all_names
-from fedmpdd.experiments.figures import figure_names
-from fedmpdd.experiments.table_text import GOAL_FLOAT32, GOAL_OURS, goal_numbers, markdown, three_digits
-from fedmpdd.experiments.tables import Table, load_table, table_names
-from fedmpdd.federation.runs import write_json, write_text
+from fedmpdd.runs.folders import write_json, write_text
+from fedmpdd_paper.catalogue import all_names
+from fedmpdd_paper.figures import figure_names
+from fedmpdd_paper.table_text import GOAL_FLOAT32, GOAL_OURS, goal_numbers, markdown, three_digits
+from fedmpdd_paper.tables import Table, load_table, table_names
 
 DOCS = Path(__file__).parent.parent / "docs" / "results"
 GOALS = (GOAL_FLOAT32, GOAL_OURS, GOAL_OURS, GOAL_OURS, GOAL_FLOAT32 * GOAL_OURS)  # of the columns, in their order

@@ -26,8 +26,8 @@ from flwr.serverapp.strategy import Bulyan, FedAvg, FedMedian, FedTrimmedAvg, Kr
 from flwr.supercore.task_identity import TaskIdentity
 from numpy.typing import NDArray
 
-from fedmpdd.data import PartitionKind, load, make_partition
 from fedmpdd.flower import FedMPDD, fedmpdd_mod
+from fedmpdd.tasks.data import PartitionKind, load, make_partition
 
 Float32 = NDArray[np.float32]
 

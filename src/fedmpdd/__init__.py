@@ -3,7 +3,7 @@
 from fedmpdd.codecs import CODECS, MPDD, Codec, Update, decode_pieces, encode_pieces
 from fedmpdd.directions import Key, derive_seed, partitioned_keys
 from fedmpdd.errors import FedmpddError, InputError, WireError
-from fedmpdd.wire import Limits, Session, pack, unpack
+from fedmpdd.wire.frames import Limits, Session, pack, unpack
 
 __version__ = "0.1.0"
 

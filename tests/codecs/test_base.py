@@ -34,7 +34,7 @@ from fedmpdd.codecs import (
 from fedmpdd.codecs.base import LARGEST_COORDINATE
 from fedmpdd.directions import backend, direction, using
 from fedmpdd.errors import CodecError, ContentError
-from fedmpdd.wire import DEFAULT_LIMITS
+from fedmpdd.wire.frames import DEFAULT_LIMITS
 from tests.codecs.table import CODECS_UNDER_TEST, D, label
 from tests.conftest import gaussian
 

@@ -4,23 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from fedmpdd.codecs import (
-    EDEN,
-    MPDD,
-    QSGD,
-    Codec,
-    ErrorFeedback,
-    FedSGD,
-    Gaussian,
-    Laplace,
-    LpProj,
-    SAFedLora,
-    SignSGD,
-    TopK,
-)
-from fedmpdd.codecs.rivals_torch import TorchErrorFeedback, decoded, handles
+from fedmpdd.codecs import EDEN, MPDD, QSGD, Codec, FedSGD, Gaussian, Laplace, LpProj, SAFedLora, SignSGD, TopK
+from fedmpdd.codecs.rivals_torch import decoded, handles
 from fedmpdd.directions import Key
 from fedmpdd.errors import GradientError
+from fedmpdd.simulation.exchange import TorchErrorFeedback
+from fedmpdd.uplink.error_feedback import ErrorFeedback
 from tests.conftest import gaussian
 
 KEYS = [Key(1), Key(2), Key(2, 1)]

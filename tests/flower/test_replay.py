@@ -17,17 +17,17 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import Result
 
 from fedmpdd.errors import ConfigError, OrderError
-from fedmpdd.federation import federation_of, parse_config, sampling
-from fedmpdd.federation.sections import ServerConfig
 from fedmpdd.flower import FedMPDD, fedmpdd_mod
 from fedmpdd.flower.layout import Layout
 from fedmpdd.flower.mod import LOST
 from fedmpdd.flower.order import CATCH_UP, ORDER, Follow, Order
 from fedmpdd.flower.replay import FOLLOWING, MODEL
-from fedmpdd.server_step import StepRule
-from tests.federation.test_cuda import images
+from fedmpdd.server.step import StepRule
+from fedmpdd.simulation import federation_of, parse_config, sampling
+from fedmpdd.simulation.sections import ServerConfig
 from tests.flower.grid import InProcessGrid
 from tests.flower.test_strategy import TARGET, D, _engine_app, flat_of, initial, lines, quadratic_app, round_of
+from tests.simulation.test_cuda import images
 
 assert lines  # a fixture, used by name
 
@@ -419,15 +419,15 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.supercore.task_identity import TaskIdentity
-from fedmpdd.bundle import Bundle
-from fedmpdd.catch_up import CatchUp
+from fedmpdd.wire.bundle import Bundle
+from fedmpdd.wire.catch_up import CatchUp
 from fedmpdd.codecs import MPDD
 from fedmpdd.directions import Key
 from fedmpdd.flower import fedmpdd_mod
 from fedmpdd.flower.layout import Layout, pack_flat
 from fedmpdd.flower.order import CATCH_UP, ORDER, Follow, Order
 from fedmpdd.flower.replay import advance, make_step, model_hash, pack_round, pack_vectors
-from fedmpdd.server_step import StepRule
+from fedmpdd.server.step import StepRule
 
 TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
 app = ClientApp()

@@ -16,13 +16,13 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 
 from fedmpdd.errors import ConfigError, InputError, RunError
-from fedmpdd.federation import Federation, federation_of, parse_config, sampling
-from fedmpdd.federation.sections import ServerConfig
 from fedmpdd.flower import FedMPDD, fedmpdd_mod
 from fedmpdd.flower.checkpoint import read_checkpoint, write_checkpoint
 from fedmpdd.flower.layout import Layout
-from tests.federation.test_cuda import images
+from fedmpdd.simulation import Federation, federation_of, parse_config, sampling
+from fedmpdd.simulation.sections import ServerConfig
 from tests.flower.grid import Between, InProcessGrid
+from tests.simulation.test_cuda import images
 
 D = 60
 TARGET = np.linspace(-1, 1, D).astype(np.float32)
@@ -236,7 +236,7 @@ def frame_of(reply: Message) -> bytes:
 def with_scale(reply: Message, value: float) -> bytes:
     """The frame with another scale and the checksum that belongs to it, as a liar would make it."""
     from fedmpdd.codecs import MPDD, Update
-    from fedmpdd.wire import Session
+    from fedmpdd.wire.frames import Session
 
     session = Session(MPDD(40, bits=1), D, sends_seed=True)
     update = session.unpack(frame_of(reply))
@@ -247,7 +247,7 @@ def with_scale(reply: Message, value: float) -> bytes:
 def other_d(reply: Message) -> bytes:
     from fedmpdd.codecs import MPDD
     from fedmpdd.directions import Key
-    from fedmpdd.wire import Session
+    from fedmpdd.wire.frames import Session
 
     codec = MPDD(40, bits=1)
     return Session(codec, 61, sends_seed=True).pack(codec.encode(np.ones((1, 61), np.float32), [Key(1)])[0])

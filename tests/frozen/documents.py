@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.__main__ import main as benchmarks
 from fedmpdd.cli import main as command_line
 from tests.report.made_up import make_audit, make_runs
 
@@ -32,8 +33,10 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "reproduce": ("reproduce",),
     "data list": ("data", "list", "--data-dir", "."),
     "data check": ("data", "check", "mnist-5k", "--data-dir", "."),
-    "bench codec": ("bench", "codec", "--seconds", "0.01", "--no-memory"),
-    "bench rounds": ("bench", "rounds", "--seconds", "0.1"),
+}
+BENCHMARKS: dict[str, tuple[str, ...]] = {
+    "bench codec": ("codec", "--seconds", "0.01", "--no-memory"),
+    "bench rounds": ("rounds", "--seconds", "0.1"),
 }
 
 
@@ -44,15 +47,17 @@ def documents(folder: Path) -> Iterator[tuple[str, Any]]:
     with chdir(folder):
         for name, arguments in COMMANDS.items():
             yield name, document_of(*arguments)
+        for name, arguments in BENCHMARKS.items():
+            yield name, document_of(*arguments, command=benchmarks)
 
 
-def document_of(*arguments: str) -> Any:
+def document_of(*arguments: str, command: Callable[[], None] = command_line) -> Any:
     """Return what a command prints with --json, as one document."""
     printed = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed):
         patch.setattr(sys, "argv", ["fedmpdd", *arguments, "--json"])
         try:
-            command_line()
+            command()
         except SystemExit as ended:
             if ended.code:
                 raise AssertionError(f"{arguments} ended with status {ended.code}") from None
@@ -61,9 +66,9 @@ def document_of(*arguments: str) -> Any:
 
 def table_document(folder: Path) -> Any:
     """Return the document of a small table of the paper, which `reproduce TABLE` prints."""
-    from fedmpdd.experiments.reproduce import reproduce
-    from fedmpdd.experiments.trainings import Place
-    from tests.experiments.test_reproduce import small_table
+    from fedmpdd_paper.reproduce import reproduce
+    from fedmpdd_paper.trainings import Place
+    from tests.paper.test_reproduce import small_table
 
     return json.loads(json.dumps(reproduce(small_table(), Place(folder, "cpu"), seeds=1)))
 

@@ -15,14 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmpdd import Key, Session, derive_seed, pack, partitioned_keys
-from fedmpdd.bundle import Bundle
-from fedmpdd.catch_up import CatchUp
-from fedmpdd.codecs import MPDD, Codec, Private, Update, mean_rounding, shared_mean
-from fedmpdd.federation import parse_config, sampling
-from fedmpdd.federation.journal import Header, Record
+from fedmpdd.codecs import MPDD, Codec, Update, mean_rounding, shared_mean
 from fedmpdd.secure_sum import FixedPoint, Terms, messages, primitives
 from fedmpdd.secure_sum.client import own_mask, pair_mask, seed_digest
-from fedmpdd.server_step import Step, StepRule
+from fedmpdd.server.step import Step, StepRule
+from fedmpdd.simulation import parse_config, sampling
+from fedmpdd.simulation.journal import Header, Record
+from fedmpdd.uplink.protection import Private
+from fedmpdd.wire.bundle import Bundle
+from fedmpdd.wire.catch_up import CatchUp
 from tests.codecs.table import CODECS_UNDER_TEST, D, label
 
 SEED = 0x0123456789ABCDEF

@@ -7,9 +7,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from fedmpdd.federation import load_config
-from fedmpdd.federation.replay import replay
-from fedmpdd.federation.runs import Run
+from fedmpdd.runs.folders import Run
+from fedmpdd.simulation import load_config
+from fedmpdd.simulation.replay import replay
 
 HERE = Path(__file__).parent / "folders"
 ROUNDS, STOP_AFTER = 6, 3

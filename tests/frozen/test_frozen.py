@@ -12,9 +12,9 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 
-from fedmpdd.federation import shipped_configs
-from fedmpdd.federation.config import load_config
 from fedmpdd.report import collect
+from fedmpdd.simulation import shipped_configs
+from fedmpdd.simulation.config import load_config
 from tests.frozen import formats, resuming
 from tests.frozen.documents import exported_names, measured
 from tests.frozen.make import MODULES, RECORD

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from fedmpdd.data import DATASETS, Dataset, Examples, data_folder
 from fedmpdd.errors import ConfigError
-from fedmpdd.federation import Federation, federation_of, load_config, make_federation, parse_config, shipped_configs
-from fedmpdd.federation.replay import model_sha256
+from fedmpdd.simulation import Federation, federation_of, load_config, make_federation, parse_config, shipped_configs
+from fedmpdd.simulation.replay import model_sha256
+from fedmpdd.tasks.data import DATASETS, Dataset, Examples, data_folder
 
 ROUNDS = 10
 BASE: dict[str, Any] = {

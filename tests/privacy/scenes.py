@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from fedmpdd.codecs import Codec
 from fedmpdd.directions import Key
-from fedmpdd.models import FlatModel
 from fedmpdd.privacy.observation import Observation, Victim, observe
+from fedmpdd.tasks.models import FlatModel
 
 SHAPE, CLASSES = (1, 6, 6), 4
 

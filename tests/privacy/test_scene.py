@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from fedmpdd.errors import ConfigError, RunError
-from fedmpdd.federation.config import parse_config
-from fedmpdd.federation.runs import Run
 from fedmpdd.privacy.config import load_audit
 from fedmpdd.privacy.scene import observations_of, set_scene
+from fedmpdd.runs.folders import Run
+from fedmpdd.simulation.config import parse_config
 
 CHANGES = ["dataset=mnist-5k", "audit.models=[]", "model=logistic", "audit.images=2"]
 
@@ -85,7 +85,7 @@ def test_an_audit_imports_only_what_it_was_given(tmp_path: Path, monkeypatch: py
     """Not the folder's model, and its own only once both are the same."""
     monkeypatch.syspath_prepend(str(tmp_path))
     for name in ("audited_for_tests", "named_by_folder_for_tests"):
-        (tmp_path / f"{name}.py").write_text("from tests.test_models import Tiny", encoding="utf-8")
+        (tmp_path / f"{name}.py").write_text("from tests.tasks.test_models import Tiny", encoding="utf-8")
     folder = tmp_path / "run"
     values = {"dataset": "mnist-5k", "pixels": "unit", "rounds": 1, "device": "cpu"}
     run = Run.create(folder, parse_config({**values, "model": "named_by_folder_for_tests:Tiny"}))

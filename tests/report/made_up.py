@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedmpdd.federation import parse_config
+from fedmpdd.simulation import parse_config
 
 FEDSGD = {"name": "fedsgd"}
 ONE_BIT = {"name": "mpdd", "m": 4, "bits": 1, "family": "hadamard", "keys": "partitioned"}

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fedmpdd.bundle import unpack_bundle
 from fedmpdd.codecs import EDEN, MPDD, QSGD, Codec, FedSGD, Gaussian, Laplace, LpProj, Peaks, RandK, SAFedLora, TopK
 from fedmpdd.directions import Key, derive_seed
 from fedmpdd.errors import ConfigError
 from fedmpdd.uplink import RobustMean
 from fedmpdd.uplink.robust import agreements, trimmed_mean
+from fedmpdd.wire.bundle import unpack_bundle
 from tests.codecs.table import CODECS_UNDER_TEST, label
 from tests.conftest import gaussian
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedmpdd.data import Examples, load, make_partition
-from fedmpdd.models import cnn_mcmahan2017
+from fedmpdd.tasks.data import Examples, load, make_partition
+from fedmpdd.tasks.models import cnn_mcmahan2017
 
 CLASSES = 10
 

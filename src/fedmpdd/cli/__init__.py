@@ -7,6 +7,7 @@ on standard output and everything else on standard error.
 import signal
 import sys
 from contextlib import suppress
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,12 +15,10 @@ import typer
 from rich.console import Console
 
 import fedmpdd
-from fedmpdd.cli import bench, data, reproduce
-from fedmpdd.cli.shared import DataDir, Json, output, print_json, said_how_to_go_on, training
+from fedmpdd.cli import data
+from fedmpdd.cli.shared import DataDir, Json, check_page, output, print_json, said_how_to_go_on, training
 from fedmpdd.display import (
-    claims_table,
     comparison_table,
-    corrections,
     messages,
     readable_bytes,
     round_display,
@@ -34,9 +33,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.add_typer(bench.app, name="bench")
 app.add_typer(data.app, name="data")
-app.command()(reproduce.reproduce)
 
 Config = Annotated[str, typer.Argument(help="A TOML file, or a shipped name such as demo or lenet-fmnist.")]
 TrustImports = Annotated[
@@ -72,9 +69,9 @@ def demo(
 ) -> None:
     """Train on real digits with FedSGD, FedMPDD and one-bit hadamard: under two minutes, no download."""
     training()
-    from fedmpdd import demo as show
+    from fedmpdd.cli import showcase as show
 
-    show.check_page(out)
+    check_page(out)
     rows = _compare(show.CONFIG, None, list(show.CODECS), show.TARGET, None, False, None, names=show.CODECS)
     output(as_json).print(comparison_table(rows, show.TARGET, None, names=show.CODECS))
     show.write_page(rows, out)
@@ -109,7 +106,7 @@ def run(
     elif config is None:
         raise ConfigError("name a config, like `fedmpdd run lenet-fmnist`, or a run to --resume")
     else:
-        from fedmpdd.federation import load_config
+        from fedmpdd.simulation import load_config
 
         current = runs.Run.create(out or runs.free_folder(config), load_config(config, overrides), data_dir)
     sink = runs.tensorboard_sink(current.folder) if tensorboard else None
@@ -153,7 +150,7 @@ def replay(
 ) -> None:
     """Rebuild a model from its journal, bit for bit; exit status 1 if it is not the one that was trained."""
     training()
-    from fedmpdd.federation import replay as journal
+    from fedmpdd.simulation import replay as journal
 
     trusted = _trusted(given or [], trust_imports, "replay takes no changes: give at most model=PATH, to trust it")
     with share_display(f"replay of {run_folder}") as show:
@@ -181,8 +178,8 @@ def _compare(
     names: dict[str, str] | None = None,
 ) -> list[Any]:
     training()
-    from fedmpdd.federation import load_config
-    from fedmpdd.federation.compare import compare as run_all
+    from fedmpdd.runs.compare import compare as run_all
+    from fedmpdd.simulation import load_config
 
     loaded = load_config(config, overrides)
     rows: list[Any] = []
@@ -232,7 +229,7 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Choose family, m and bits for a number of bytes or an error."""
-    from fedmpdd.plan import dimension, plans
+    from fedmpdd.uplink.plan import dimension, plans
 
     size = dimension(d, model)
     rows = plans(size, clients, frame_budget=budget, error=error, alignment=alignment)
@@ -269,9 +266,9 @@ def audit(
 ) -> None:
     """Attack the updates of a config, and say what an attacker really gets."""
     training()
-    from fedmpdd.federation.runs import free_folder
     from fedmpdd.privacy.audit import PAGE, run_audit
     from fedmpdd.privacy.config import load_audit
+    from fedmpdd.runs.folders import free_folder
 
     chosen = load_audit(config, overrides or [], codecs=codecs, run=run_folder)
     folder = out or free_folder(config, Path("audits"))
@@ -312,10 +309,9 @@ def report(
 ) -> None:
     """Make one page of runs and audits: curves, tables, reconstructions, and what was run."""
     training()
-    from fedmpdd import demo as show
     from fedmpdd.report import collect, tables, write_report
 
-    show.check_page(out)
+    check_page(out)
     found = collect(folders)
     document = tables(found, target or (), budget or ())
     write_report(out, found, target or (), budget or ())
@@ -380,8 +376,8 @@ def epsilon_command(
     Example: fedmpdd epsilon demo codec.keys=shared codec.clip=2.0 codec.noise_multiplier=0.5 downlink=replay
     """
     training()
-    from fedmpdd.federation import load_config
-    from fedmpdd.privacy.guarantees import NEIGHBOURS, PROTECTS, guarantees, noise_for
+    from fedmpdd.guarantees.guarantees import NEIGHBOURS, PROTECTS, guarantees, noise_for
+    from fedmpdd.simulation import load_config
 
     loaded = load_config(config, overrides)
     stated = guarantees(loaded, delta, colluding)
@@ -403,36 +399,16 @@ def epsilon_command(
             print(f"  ε = {target:g} takes {section}.noise_multiplier={needed[row.model]:.4g}")
 
 
-@app.command()
-def verify(
-    parts: Annotated[list[str] | None, typer.Argument(help="Parts, like norms or inversion; default: all.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Where to write a page with the curves of convergence.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Measure the paper's lemmas and theorems, with a verdict each: about a minute."""
-    from fedmpdd.privacy.verify import convergence_page
-    from fedmpdd.privacy.verify import verify as measure
-    from fedmpdd.privacy.verify.claims import JOINT_LEVEL
-
-    if plot is not None:
-        runs = training()
-        from fedmpdd import demo as show
-
-        show.check_page(plot, "--plot")
-    report = measure(messages.print, parts or (), curves_wanted=plot is not None)
-    if plot is not None:
-        runs.write_text(plot, convergence_page(report.curves))
-        messages.print(f"page: {plot.resolve().as_uri()}", soft_wrap=True)
-    if as_json:
-        print_json(report.as_dict())
-        return
-    output(False).print(claims_table(report.rows, JOINT_LEVEL))
-    output(False).print(corrections(report.rows))
+def add_plugins() -> None:
+    """Add the commands of packages that announce some: entry points of the group `fedmpdd.commands`."""
+    for point in entry_points(group="fedmpdd.commands"):
+        app.command(point.name)(point.load())
 
 
 def main() -> None:
     """Run the command line, and turn what this package raises on purpose into one line and an exit status."""
     try:
+        add_plugins()
         app()
     except FedmpddError as error:
         messages.print(f"error: {error}", soft_wrap=True)

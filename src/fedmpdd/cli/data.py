@@ -13,7 +13,7 @@ app = typer.Typer(help="Datasets: what there is, where it is, how to get it.", n
 @app.command("list")
 def data_list(data_dir: DataDir = None, as_json: Json = False) -> None:
     """Show the datasets, and which are here."""
-    from fedmpdd.data import DATASETS, data_folder
+    from fedmpdd.tasks.data import DATASETS, data_folder
 
     folder = data_folder(data_dir)
     rows = []
@@ -35,8 +35,8 @@ def data_fetch(
     name: Annotated[str, typer.Argument(help="A dataset, or all.")], data_dir: DataDir = None, as_json: Json = False
 ) -> None:
     """Download a dataset from its official mirror, checked by SHA-256."""
-    from fedmpdd.data import data_folder, sources_named
-    from fedmpdd.data.fetch import fetch
+    from fedmpdd.tasks.data import data_folder, sources_named
+    from fedmpdd.tasks.data.fetch import fetch
 
     folder = data_folder(data_dir)
     rows = []
@@ -56,8 +56,8 @@ def data_check(
     as_json: Json = False,
 ) -> None:
     """Look at every file of a dataset and load it; exit status 1 if something is damaged."""
-    from fedmpdd.data import data_folder, sources_named
-    from fedmpdd.data.fetch import check
+    from fedmpdd.tasks.data import data_folder, sources_named
+    from fedmpdd.tasks.data.fetch import check
 
     findings = [finding for source in sources_named(name) for finding in check(source, data_folder(data_dir))]
     if as_json:

@@ -1,6 +1,8 @@
 """What all commands have in common: options, and how they print."""
 
+import importlib.util
 import json
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +13,7 @@ import typer
 from rich.console import Console
 
 from fedmpdd.display import messages
-from fedmpdd.errors import MissingDependencyError
+from fedmpdd.errors import InputError, MissingDependencyError
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document; everything else goes to standard error.")]
 DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Folder with the datasets; default: FEDMPDD_DATA.")]
@@ -30,7 +32,7 @@ def output(as_json: bool) -> Console:
 def training() -> Any:
     """Import what trains, or say what is missing."""
     try:
-        from fedmpdd.federation import runs
+        from fedmpdd.runs import folders as runs
     except ModuleNotFoundError as error:
         raise MissingDependencyError(
             f"training needs the package {error.name}, which is missing; in the checkout, pip install '.[train]'"
@@ -50,3 +52,14 @@ def said_how_to_go_on(text: str) -> Iterator[None]:
         raise
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def check_page(path: Path, option: str = "--out") -> None:
+    """Raise before the first round what would otherwise stop the page after the last one."""
+    if importlib.util.find_spec("plotly") is None:
+        raise MissingDependencyError("the page needs plotly, which is missing; in the checkout, pip install '.[train]'")
+    folder = path.resolve().parent
+    if path.is_dir() or not path.name:
+        raise InputError(f"{option} {path} is a folder; name a file in it")
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise InputError(f"{option} {path}: its folder does not exist or cannot be written to; choose another place")

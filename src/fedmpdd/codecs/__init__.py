@@ -1,19 +1,15 @@
 """Codecs: one file each, one contract, one registry."""
 
 from fedmpdd.codecs.base import NO_KEY, Arrays, Codec, Parameters, Section, Update
-from fedmpdd.codecs.control_variates import ControlVariates
 from fedmpdd.codecs.decomfl import DeComFL
 from fedmpdd.codecs.eden import EDEN
-from fedmpdd.codecs.error_feedback import DampedFeedback, ErrorFeedback
 from fedmpdd.codecs.fedsgd import FedSGD
 from fedmpdd.codecs.gaussian import Gaussian
 from fedmpdd.codecs.laplace import Laplace
 from fedmpdd.codecs.lp_proj import LpProj
-from fedmpdd.codecs.memories import Memories
 from fedmpdd.codecs.mpdd import MPDD
 from fedmpdd.codecs.peaks import Peaks
 from fedmpdd.codecs.pieces import decode_pieces, encode_pieces
-from fedmpdd.codecs.private import NoiseSource, Private, clipped_rows
 from fedmpdd.codecs.qsgd import QSGD
 from fedmpdd.codecs.randk import RandK
 from fedmpdd.codecs.registry import CODECS, make_codec
@@ -30,26 +26,19 @@ __all__ = [
     "QSGD",
     "Arrays",
     "Codec",
-    "ControlVariates",
-    "DampedFeedback",
     "DeComFL",
-    "ErrorFeedback",
     "FedSGD",
     "Gaussian",
     "Laplace",
     "LpProj",
-    "Memories",
-    "NoiseSource",
     "Parameters",
     "Peaks",
-    "Private",
     "RandK",
     "SAFedLora",
     "Section",
     "SignSGD",
     "TopK",
     "Update",
-    "clipped_rows",
     "decode_pieces",
     "encode_pieces",
     "make_codec",

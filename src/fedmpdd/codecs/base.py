@@ -40,7 +40,7 @@ class Section(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Update:
-    """What one client uploads in one round. It has exactly one byte representation: see fedmpdd.wire.
+    """What one client uploads in one round. It has exactly one byte representation: see fedmpdd.wire.frames.
 
     The key is NO_KEY where decoding needs none, whatever key it was encoded with: a seed that only served to round, or
     to add noise, must not travel with what it hides.

@@ -4,15 +4,14 @@ The same mathematics as the codecs' own files, without bytes in between. What is
 seeded by the key: as random as the codec's own noise, and not the same numbers.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import cache
 
 import torch
 from torch import Tensor
 
-from fedmpdd.codecs.base import Codec, Float32
+from fedmpdd.codecs.base import Codec
 from fedmpdd.codecs.eden import EDEN, quantiser_levels
-from fedmpdd.codecs.error_feedback import ErrorFeedback
 from fedmpdd.codecs.fedsgd import FedSGD
 from fedmpdd.codecs.gaussian import Gaussian
 from fedmpdd.codecs.laplace import Laplace
@@ -167,34 +166,6 @@ def _lp_proj(codec: LpProj, gradients: Tensor, keys: list[Key]) -> Tensor:
 def _lp_matrix(size: int, d: int, device: torch.device) -> Tensor:
     rows = [torch.tensor(part) for _, part in matrix_rows(size, d)]
     return torch.cat(rows).to(device)
-
-
-class TorchErrorFeedback(ErrorFeedback):
-    """Error feedback whose memories stay where the gradients are."""
-
-    def __init__(self, codec: Codec, device: torch.device) -> None:
-        super().__init__(codec)
-        self._device = device
-        self._tensors: dict[int, Tensor] = {}
-
-    def decoded(self, gradients: Tensor, keys: list[Key], clients: Sequence[int]) -> Tensor:
-        """Return what the corrected gradients' updates stand for, and remember what they left out."""
-        zero = torch.zeros_like(gradients[0])
-        corrected = gradients + torch.stack([self._tensors.get(client, zero) for client in clients])
-        result = decoded(self.codec, corrected, keys)
-        left = corrected - result
-        self._tensors.update((client, row.clone()) for client, row in zip(clients, left, strict=True))
-        return result
-
-    def state(self) -> dict[int, Float32]:
-        """See ErrorFeedback."""
-        return {client: memory.cpu().numpy() for client, memory in self._tensors.items()}
-
-    def load(self, state: Mapping[int, Float32]) -> None:
-        """See ErrorFeedback."""
-        super().load(state)
-        self._tensors = {client: torch.from_numpy(memory).to(self._device) for client, memory in self._memory.items()}
-        self._memory = {}
 
 
 _DECODED: dict[type[Codec], Callable[..., Tensor]] = {

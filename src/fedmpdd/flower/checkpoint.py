@@ -10,10 +10,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from fedmpdd import checkpoints
 from fedmpdd.documents import parse_json
 from fedmpdd.errors import DocumentError, RunError
 from fedmpdd.flower.layout import Float32, Layout
+from fedmpdd.server import checkpoints
 
 _MODEL, _SERVER = "model", "server."
 _LAYOUT, _ROUNDS = "layout", "rounds"

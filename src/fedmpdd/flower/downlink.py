@@ -9,15 +9,15 @@ from typing import Any, Literal
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from flwr.common.logger import log
 
-from fedmpdd.bundle import Bundle
-from fedmpdd.catch_up import PER_BUNDLE, PER_MESSAGE, CatchUp
 from fedmpdd.codecs.mpdd import BITS
 from fedmpdd.errors import ConfigError
-from fedmpdd.federation.sections import CodecConfig
 from fedmpdd.flower.layout import FLAT, Float32, Layout, pack_flat
 from fedmpdd.flower.order import CATCH_UP, ORDER, Follow, Order
 from fedmpdd.flower.replay import FACTOR_BYTES, model_hash, pack_round, pack_vectors
-from fedmpdd.server_step import Step
+from fedmpdd.server.step import Step
+from fedmpdd.simulation.sections import CodecConfig
+from fedmpdd.wire.bundle import Bundle
+from fedmpdd.wire.catch_up import PER_BUNDLE, PER_MESSAGE, CatchUp
 
 DownlinkKind = Literal["model", "replay"]
 MOST_FAILURES = 2  # in a row, of a node that was to follow: it computes otherwise, or forgets all between rounds

@@ -7,13 +7,14 @@ import numpy as np
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.app.error import Error
 
-from fedmpdd.codecs import ErrorFeedback, Update
+from fedmpdd.codecs import Update
 from fedmpdd.directions import Key
 from fedmpdd.errors import FedmpddError, InputError, OrderError
 from fedmpdd.flower import replay
 from fedmpdd.flower.layout import Float32, pack_flat, read_flat
 from fedmpdd.flower.order import CATCH_UP, ORDER, ROUND, UPDATE, Order
 from fedmpdd.flower.policy import ClientPolicy, count_update
+from fedmpdd.uplink.error_feedback import ErrorFeedback
 
 MEMORY = "fedmpdd.memory"  # of error feedback, in the node's own state
 REFUSED = 0x464D  # an error code of ours: the user's function was not at fault

@@ -5,13 +5,14 @@ import math
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from fedmpdd.codecs import MPDD, Codec, Private, make_codec
+from fedmpdd.codecs import MPDD, Codec, make_codec
 from fedmpdd.directions import Key, check_key
 from fedmpdd.documents import parse_json
 from fedmpdd.errors import InputError, OrderError
 from fedmpdd.flower.layout import Layout
-from fedmpdd.server_step import OPTIMISERS, StepRule
-from fedmpdd.wire import VERSION, Session
+from fedmpdd.server.step import OPTIMISERS, StepRule
+from fedmpdd.uplink.protection import Private
+from fedmpdd.wire.frames import VERSION, Session
 
 ORDER = "fedmpdd"  # the key of the order in the ConfigRecord of a message, and of the ConfigRecord in a reply
 CATCH_UP = "fedmpdd.catch-up"  # beside the order, in the place of a model: what later rounds added to an earlier one

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
-from fedmpdd.bundle import Bundle, unpack_bundle
-from fedmpdd.catch_up import CatchUp, unpack_catch_up
 from fedmpdd.codecs import Codec
 from fedmpdd.documents import parse_json
 from fedmpdd.errors import ContentError, InputError, TruncatedFrameError
 from fedmpdd.flower.layout import Float32, Layout, pack_flat, read_flat
 from fedmpdd.flower.order import Follow, Order
-from fedmpdd.server_step import Rule, Step
+from fedmpdd.server.step import Rule, Step
+from fedmpdd.wire.bundle import Bundle, unpack_bundle
+from fedmpdd.wire.catch_up import CatchUp, unpack_catch_up
 
 MODEL = "fedmpdd.model"  # in the node's own state: the model and the vectors of the server's optimiser, as one array,
 FOLLOWING = "fedmpdd.following"  # and the round that it starts, with its layout

@@ -14,11 +14,8 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
-from fedmpdd.bundle import Bundle
 from fedmpdd.directions import Key, check_key, derive_seed, partitioned_keys
 from fedmpdd.errors import ConfigError, InputError, RunError
-from fedmpdd.federation.config import parse_codec
-from fedmpdd.federation.sections import CodecConfig, ServerConfig
 from fedmpdd.flower.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from fedmpdd.flower.downlink import DownlinkKind, Models, check_downlink, make_downlink
 from fedmpdd.flower.layout import Float32, Layout
@@ -26,8 +23,11 @@ from fedmpdd.flower.mod import LOST
 from fedmpdd.flower.order import Follow, Order, Returned
 from fedmpdd.flower.replay import advance, make_step
 from fedmpdd.flower.replies import Contribution, Replies
-from fedmpdd.server_step import Step, StepRule
+from fedmpdd.server.step import Step, StepRule
+from fedmpdd.simulation.config import parse_codec
+from fedmpdd.simulation.sections import CodecConfig, ServerConfig
 from fedmpdd.uplink import Reference, RobustMean, Screening
+from fedmpdd.wire.bundle import Bundle
 
 _PROTECTION = ("clip", "noise_multiplier", "scale_grid")
 # In the place of a client's number: a seed of the whole round, as in the local engine. The number below it gives the

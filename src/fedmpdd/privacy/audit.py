@@ -23,12 +23,12 @@ from pydantic import ValidationError
 
 from fedmpdd.documents import read_json
 from fedmpdd.errors import RunError
-from fedmpdd.federation.runs import FolderLock, write_json
 from fedmpdd.privacy.cells import make_cell
 from fedmpdd.privacy.config import Audit
 from fedmpdd.privacy.findings import Cells, Section, codec_summary, row_of
 from fedmpdd.privacy.page import picture, write_page
 from fedmpdd.privacy.scene import Scene, set_scene
+from fedmpdd.runs.folders import FolderLock, write_json
 
 CONFIG, RESULTS, CELLS, PAGE = "config.json", "results.json", "cells", "index.html"
 METERED_SETTINGS = ("clients", "clients_per_round", "participation", "rounds", "partition")  # change no attack

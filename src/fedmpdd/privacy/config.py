@@ -5,11 +5,12 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedmpdd.codecs import Codec, Private
+from fedmpdd.codecs import Codec
 from fedmpdd.errors import ConfigError
-from fedmpdd.federation.compare import codec_config
-from fedmpdd.federation.config import RunConfig, apply_overrides, codec_words, parse_config, read_table
 from fedmpdd.privacy.attacks import ATTACKS
+from fedmpdd.runs.compare import codec_config
+from fedmpdd.simulation.config import RunConfig, apply_overrides, codec_words, parse_config, read_table
+from fedmpdd.uplink.protection import Private
 
 
 class AuditConfig(BaseModel):

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from fedmpdd.federation.engine import partition_of
 from fedmpdd.privacy.config import Audit
 from fedmpdd.privacy.meter import meter, revealed_bits
 from fedmpdd.privacy.scene import Scene
 from fedmpdd.privacy.verdicts import Evidence, sentence, strongest, verdict
+from fedmpdd.simulation.engine import partition_of
 
 CONTROL = "fedsgd"
 Cells = dict[tuple[str, str], dict[str, Any]]  # the arrays of a cell, by codec and attack

@@ -9,10 +9,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedmpdd.codecs import Codec, Private, Update
+from fedmpdd.codecs import Codec, Update
 from fedmpdd.directions import Key
-from fedmpdd.models import FlatModel
-from fedmpdd.wire import Session
+from fedmpdd.tasks.models import FlatModel
+from fedmpdd.uplink.protection import Private
+from fedmpdd.wire.frames import Session
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmpdd.display import PLOT_SETTINGS
-from fedmpdd.federation.runs import write_text
 from fedmpdd.privacy.findings import Row, Section
+from fedmpdd.runs.folders import write_text
 
 SHOWN = 8  # images per row
 PALETTE = ("#1f6feb", "#d9480f", "#2b8a3e", "#862e9c", "#495057")

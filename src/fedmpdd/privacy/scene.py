@@ -9,19 +9,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch import from_numpy as tensor_of
 
-from fedmpdd import models
 from fedmpdd.codecs import Codec
-from fedmpdd.data import load
 from fedmpdd.directions import Key, derive_seed
 from fedmpdd.errors import ConfigError, RunError
-from fedmpdd.federation import sampling
-from fedmpdd.federation.config import RunConfig
-from fedmpdd.federation.runs import CHECKPOINT, read_checkpoint, read_config
 from fedmpdd.privacy import metrics
 from fedmpdd.privacy.config import Audit
 from fedmpdd.privacy.meter import entropy_bound
 from fedmpdd.privacy.observation import Observation, Victim, observe
 from fedmpdd.privacy.priors import PublicImages
+from fedmpdd.runs.folders import CHECKPOINT, read_checkpoint, read_config
+from fedmpdd.simulation import sampling
+from fedmpdd.simulation.config import RunConfig
+from fedmpdd.tasks import models
+from fedmpdd.tasks.data import load
 
 Float32 = NDArray[np.float32]
 

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from fedmpdd.documents import read_json
 from fedmpdd.errors import ConfigError, RunError
-from fedmpdd.federation.config import RunConfig
-from fedmpdd.federation.runs import CONFIG, METRICS, SUMMARY, read_config, read_metrics, read_starts
 from fedmpdd.report.configs import identity
+from fedmpdd.runs.folders import CONFIG, METRICS, SUMMARY, read_config, read_metrics, read_starts
+from fedmpdd.simulation.config import RunConfig
 
 # An audit's files. Their names stand here again because the module that writes them needs packages for attacks.
 RESULTS, CELLS = "results.json", "cells"

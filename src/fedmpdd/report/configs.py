@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedmpdd.federation.config import RunConfig, codec_words
+from fedmpdd.simulation.config import RunConfig, codec_words
 
 ABSENT = "–"
 

@@ -11,13 +11,13 @@ from markupsafe import Markup
 
 import fedmpdd
 from fedmpdd.errors import RunError
-from fedmpdd.federation.runs import write_text
 from fedmpdd.report import words
 from fedmpdd.report.collect import AuditRecord, Collection, RunRecord
 from fedmpdd.report.configs import differences, flatten
 from fedmpdd.report.gallery import gallery_of
 from fedmpdd.report.numbers import Task, check_wishes, rows_of, tasks_of
 from fedmpdd.report.plots import curves_of, widest_window
+from fedmpdd.runs.folders import write_text
 
 # Verdicts from the strongest on, as an audit ranks them; a word that is not here gets the last colour.
 _VERDICT_COLOURS = {

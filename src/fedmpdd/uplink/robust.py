@@ -18,10 +18,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpdd.bundle import Bundle
 from fedmpdd.codecs import MPDD, Codec, Update
 from fedmpdd.errors import ConfigError
 from fedmpdd.uplink.reference import FEW, lower_median
+from fedmpdd.wire.bundle import Bundle
 
 FEWEST_COMPARED = 5  # with fewer, two liars of one opinion would be as many as the honest
 WHOLE = 2**24  # numbers of all estimates together that are compared as they are, 64 MiB;

@@ -6,12 +6,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from fedmpdd import models
 from fedmpdd.codecs import MPDD, Codec, FedSGD
 from fedmpdd.directions import Key
 from fedmpdd.errors import InputError
 from fedmpdd.privacy.attacks.gi_nas import CELLS, GINAS, Architecture, Generator, draw
 from fedmpdd.privacy.observation import Observation, Victim, observe
+from fedmpdd.tasks import models
 
 SHAPE, CLASSES = (1, 8, 8), 4
 TINY = GINAS(iterations=40, candidates=6, channels=8, levels=2, lr=1e-2)

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from fedmpdd.errors import InputError
-from fedmpdd.models import FlatModel
 from fedmpdd.privacy.attacks.base import (
     Attack,
     Progress,
@@ -27,6 +26,7 @@ from fedmpdd.privacy.labels import enumerate_labels
 from fedmpdd.privacy.matching import Cosine, Match, match_decoded, match_sent
 from fedmpdd.privacy.observation import Observation, one_hot
 from fedmpdd.privacy.optimise import Objective, adam
+from fedmpdd.tasks.models import FlatModel
 
 UPSAMPLINGS = ("bilinear", "bicubic", "nearest", "shuffle", "transposed")
 CONVOLUTIONS = ("full", "separable")

@@ -13,7 +13,7 @@ from flwr.clientapp import ClientApp
 from fedmpdd.codecs import MPDD, Update
 from fedmpdd.directions import Key
 from fedmpdd.flower import fedmpdd_mod
-from fedmpdd.wire import Session
+from fedmpdd.wire.frames import Session
 
 CODEC, D = MPDD(40, bits=1), 60
 app = ClientApp()

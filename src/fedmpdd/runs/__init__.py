@@ -1,0 +1,1 @@
+"""Run folders: what was trained, how it went, and how to go on."""

@@ -1,0 +1,436 @@
+"""Run folders: what was run, how it went, and how to go on after any interruption.
+
+    RUN/config.json              the resolved config; its presence makes the folder a run
+    RUN/environment.json         versions and machine, one entry per start
+    RUN/metrics.jsonl            one line per round
+    RUN/journal.fmpj             one record per round, where the config asks for it (docs/journal.md)
+    RUN/checkpoint.safetensors   model and server state after some round
+    RUN/summary.json             written when the run is done
+    RUN/.lock                    held by the process that trains
+
+Files appear whole or not at all: they are written beside and renamed. Since every random choice follows from (seed,
+round, client), a checkpoint needs no more than vectors and a number, and a resumed run ends in the same bits.
+"""
+
+import importlib.util
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedmpdd.documents import parse_json, read_json, sync_folder
+from fedmpdd.documents import write_atomically as write_atomically  # others import these from here
+from fedmpdd.documents import write_json as write_json
+from fedmpdd.documents import write_text as write_text
+from fedmpdd.errors import (
+    CodecError,
+    ConfigError,
+    DocumentError,
+    GradientError,
+    JournalError,
+    MissingDependencyError,
+    RunError,
+)
+from fedmpdd.runs.environment import differences, environment
+from fedmpdd.runs.interrupts import Deferred
+from fedmpdd.server import checkpoints
+from fedmpdd.simulation.config import RunConfig, parse_config
+from fedmpdd.simulation.engine import Federation, RoundMetrics, make_federation
+from fedmpdd.simulation.journal import JOURNAL, Journal, JournalReader, Record
+from fedmpdd.simulation.replay import ANOTHER_START, model_sha256
+from fedmpdd.tasks import models
+
+CONFIG, ENVIRONMENT, METRICS = "config.json", "environment.json", "metrics.jsonl"
+CHECKPOINT, SUMMARY, LOCK = "checkpoint.safetensors", "summary.json", ".lock"
+
+LARGEST_CONFIG = 2**20  # bytes
+LONGEST_LINE = 2**16  # of metrics, in bytes
+_UNSEALED_NOTES = ("next_round",)  # of checkpoints of versions that did not seal them
+_FREE_SETTINGS = ("device", "rounds", "evaluate_every", "checkpoint_every")  # change nothing that a round computes
+_COUNTS = ("round", "clients", "uplink_bytes", "payload_bytes", "downlink_bytes")
+
+_log = logging.getLogger("fedmpdd")
+
+OnRound = Callable[[RoundMetrics, "Run"], None]
+
+
+class FolderLock:
+    """Takes a folder for this process as long as it lives: two trainings in one folder would ruin it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._handle: int | None = None
+        try:
+            import fcntl
+        except ModuleNotFoundError:  # not a Unix: nothing to lock with
+            return
+        self._handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise RunError(f"{folder} is in use by another process; wait for it, or stop it first") from None
+
+    def __del__(self) -> None:
+        if self._handle is not None:
+            os.close(self._handle)
+
+
+class Run:
+    """One training in one folder."""
+
+    def __init__(self, folder: Path, config: RunConfig, federation: Federation, lock: FolderLock | None = None) -> None:
+        self.folder = folder
+        self._lock = lock or FolderLock(folder)
+        self.config = config
+        self.federation = federation
+        self.uplink_bytes = self.downlink_bytes = self.payload_bytes = self.updates = 0
+        self.accuracy: float | None = None
+        self.last: RoundMetrics | None = None  # round, as it stands in the file
+        self._journal: Journal | None = None
+
+    @classmethod
+    def create(cls, folder: Path, config: RunConfig, data_dir: Path | None = None) -> "Run":
+        """Make a new run folder; nothing is written over."""
+        if folder.exists():
+            raise RunError(
+                f"{folder} exists already; choose another --out, or go on with it: fedmpdd run --resume {folder}"
+            )
+        federation = make_federation(config, data_dir)  # before anything is written: it may refuse the config
+        # The folder appears with its config in it: a kill in between leaves nothing that looks like a run.
+        made = folder.with_name(f".{folder.name}-{os.getpid()}")
+        try:
+            made.mkdir(parents=True)
+            write_json(made / CONFIG, federation.config.model_dump(mode="json"))
+            journal = None
+            if federation.config.journaled:
+                journal = Journal.create(made / JOURNAL, federation.journal_header, federation.flat.cpu().numpy())
+            made.rename(folder)
+            sync_folder(folder.parent)
+        except OSError as error:
+            raise RunError(f"{folder} cannot be made: {error}; choose another --out") from None
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+        run = cls(folder, federation.config, federation)
+        run._journal = journal
+        return run
+
+    @classmethod
+    def resume(cls, folder: Path, data_dir: Path | None = None, *, trust_imports: bool | str = False) -> "Run":
+        """Open a run folder where its journal ends, or where its last checkpoint left it if it keeps none.
+
+        folder: the run. data_dir: where the datasets are. trust_imports: whether the code that the folder names as its
+        model may be imported and called: True, or the one import path that may. Models of this package need neither.
+        """
+        config = read_config(folder)
+        models.check_trust(config.model, str(folder / CONFIG), trust_imports)
+        lock = FolderLock(folder)
+        run = cls(folder, config, make_federation(config, data_dir), lock)
+        if config.journaled:
+            with JournalReader(folder / JOURNAL) as reader:
+                run._begin_as(reader)
+                run._load_checkpoint()
+                rows = run._follow(reader)
+            run._journal = Journal(folder / JOURNAL, reader.end)
+        else:
+            run._load_checkpoint()
+            rows = run._rows_before(run.federation.next_round)
+        write_text(folder / METRICS, "".join(json.dumps(row) + "\n" for row in rows))
+        for row in rows:
+            run._count(row)
+        return run
+
+    def _load_checkpoint(self) -> None:
+        path = self.folder / CHECKPOINT
+        if path.is_file():
+            found = read_checkpoint(path, self.config, self.federation.model.d)
+            vectors = {name: torch.from_numpy(vector) for name, vector in found.vectors.items()}
+            most = self.config.rounds
+            self.federation.load_state(
+                vectors, checkpoints.read_count(path, found.notes, "next_round", most, _remedy(path))
+            )
+
+    def _rows_before(self, done: int) -> list[dict[str, Any]]:
+        """The metrics of the rounds before a checkpoint; later ones are computed again."""
+        rows = [row for row in read_metrics(self.folder) if row["round"] < done]
+        if len(rows) != done or any(row["round"] != number for number, row in enumerate(rows)):
+            raise RunError(
+                f"{self.folder / METRICS} does not hold rounds 0 to {done - 1}, those before the checkpoint: it was "
+                f"changed; put back what it was, or delete {self.folder} and start the run again"
+            )
+        return rows
+
+    def _begin_as(self, reader: JournalReader) -> None:
+        """Begin with the initial model of a journal, which may not be the one that this machine makes."""
+        ours, theirs = _essence(self.federation.journal_header._asdict()), _essence(reader.header._asdict())
+        start, journal_start = ours.pop("model_sha256"), theirs.pop("model_sha256")
+        if ours != theirs:
+            raise JournalError(f"{reader.path} is the journal of another run: its config or its examples differ")
+        initial = reader.initial_model()
+        if initial is not None:
+            self.federation.begin_at(torch.from_numpy(initial))
+        elif start != journal_start:
+            raise JournalError(
+                f"{reader.path} is of a version that does not hold the initial model, and the one made here is another "
+                f"one than it says: the journal of another run, or {ANOTHER_START}; resume where it was begun"
+            )
+
+    def _follow(self, reader: JournalReader) -> list[dict[str, Any]]:
+        """Go on from the checkpoint to the journal's last round; return the metrics of all rounds, which it holds."""
+        federation, path = self.federation, reader.path
+        checkpointed, federation.next_round = federation.next_round, 0
+        rows = []
+        for record in reader:
+            if record.round >= self.config.rounds:
+                raise JournalError(
+                    f"{path} holds more rounds than the {self.config.rounds} of its config: it was changed; put back "
+                    "what it was"
+                )
+            federation.advance(record.bundle, changes_model=record.round >= checkpointed)
+            known = federation.next_round >= checkpointed
+            if known and model_sha256(federation.flat) != record.model_sha256:
+                raise JournalError(
+                    f"{path}: round {record.round} leads to another model than it did when it was written; "
+                    f"fedmpdd replay {self.folder} says where they part"
+                )
+            if problem := _problem_of(record.note):
+                raise JournalError(f"{path}: the note of round {record.round} cannot be used: {problem}")
+            rows.append(record.note)
+        if federation.next_round < checkpointed:
+            raise JournalError(
+                f"{path} ends after round {federation.next_round}, and the checkpoint is of round {checkpointed}: it "
+                "was cut off; delete the checkpoint to go on from the journal"
+            )
+        return rows
+
+    def train(
+        self,
+        on_round: OnRound | None = None,
+        until: Callable[[RoundMetrics], bool] | None = None,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> dict[str, Any]:
+        """Run the rounds that are left, or until a round is enough, and return the summary.
+
+        Ctrl-C ends it after the round, with a checkpoint; a second one at once. So does `stopped`, which is asked after
+        every round. The summary is written when the run is over: not if it was stopped, but if it diverged.
+        """
+        self._note_environment()
+        (self.folder / SUMMARY).unlink(missing_ok=True)  # of a run that goes on
+        with (self.folder / METRICS).open("a", encoding="utf-8") as lines, Deferred() as interrupt:
+            is_over = is_stopped = False
+            while self.federation.next_round < self.config.rounds and not interrupt.heard and not is_stopped:
+                try:
+                    metrics = self.federation.run_round()
+                except (GradientError, CodecError) as error:  # nothing is left that could be encoded
+                    lines.flush()
+                    write_json(self.folder / SUMMARY, {**self.summary(), "diverged": str(error)})
+                    raise
+                if self._journal is not None:  # before anybody hears of the round
+                    digest = model_sha256(self.federation.flat)
+                    self._journal.append(Record(metrics.round, self.federation.bundle, digest, metrics.as_dict()))
+                self._count(metrics.as_dict())
+                lines.write(json.dumps(metrics.as_dict(), allow_nan=False) + "\n")
+                if self.federation.next_round % self.config.checkpoint_every == 0:
+                    # Lines first: a checkpoint never speaks of a round whose line could be lost.
+                    lines.flush()
+                    os.fsync(lines.fileno())
+                    self._checkpoint()
+                if on_round is not None:
+                    on_round(metrics, self)
+                if until is not None and until(metrics):
+                    is_over = True
+                    break
+                is_stopped = stopped()
+            lines.flush()
+            os.fsync(lines.fileno())
+            self._checkpoint()
+            if is_over or self.federation.next_round == self.config.rounds:
+                write_json(self.folder / SUMMARY, self.summary())
+            self.federation.close()
+        if interrupt.heard:
+            raise KeyboardInterrupt
+        return self.summary()
+
+    def summary(self) -> dict[str, Any]:
+        """Return what `fedmpdd run --json` prints."""
+        return {
+            "run": str(self.folder),
+            "rounds": self.federation.next_round,
+            "accuracy": self.accuracy,
+            "uplink_bytes": self.uplink_bytes,
+            "payload_bytes": self.payload_bytes,
+            "downlink_bytes": self.downlink_bytes,
+            "model_sha256": model_sha256(self.federation.flat),
+        }
+
+    def _count(self, row: dict[str, Any]) -> None:
+        self.last = RoundMetrics.from_dict(row)
+        self.updates += row["clients"]
+        self.uplink_bytes += row["uplink_bytes"]
+        self.payload_bytes += row["payload_bytes"]
+        self.downlink_bytes += row["downlink_bytes"]
+        if row["accuracy"] is not None:
+            self.accuracy = row["accuracy"]
+
+    def _checkpoint(self) -> None:
+        """Write the file, but for a model that is not finite: nobody could go on from that, and from the last one can.
+
+        The next round of such a model ends the run, and so it does after a resume.
+        """
+        vectors = {name: value.contiguous().numpy() for name, value in self.federation.state().items()}
+        if not all(torch.isfinite(torch.from_numpy(vector)).all() for vector in vectors.values()):
+            _log.warning("%s: the model is not finite; the checkpoint before it stays", self.folder)
+            return
+        config = json.dumps(self.config.model_dump(mode="json"))
+        notes = {"next_round": str(self.federation.next_round), "config": config}
+        checkpoints.write_checkpoint(self.folder / CHECKPOINT, vectors, notes)
+
+    def _note_environment(self) -> None:
+        path = self.folder / ENVIRONMENT
+        starts = read_starts(self.folder, "delete it and resume")
+        here = environment()
+        if starts and (changed := differences(starts[-1], here)):
+            _log.warning(
+                "%s: since the last start what may change bits has changed: %s; rounds from here on may differ from "
+                "those of a run that was not interrupted",
+                self.folder,
+                "; ".join(changed),
+            )
+        write_json(path, [*starts, {"from_round": self.federation.next_round, **here}])
+
+
+def read_starts(folder: Path, remedy: str) -> list[dict[str, Any]]:
+    """Return the environment of every start of a run, or raise RunError that ends in `remedy`."""
+    path = folder / ENVIRONMENT
+    starts = read_json(path, remedy) if path.is_file() else []
+    if not isinstance(starts, list) or not all(isinstance(start, dict) for start in starts):
+        raise RunError(f"{path} is damaged: expected a list with one table per start; {remedy}")
+    return starts
+
+
+def read_checkpoint(path: Path, config: RunConfig, d: int) -> checkpoints.Checkpoint:
+    """Return the checkpoint of a run with this config and so many parameters, or raise RunError."""
+    found = checkpoints.read_checkpoint(path, d, _remedy(path), _UNSEALED_NOTES)
+    if found.sealed:
+        _check_config(path, config, found.notes.get("config", ""))
+    else:
+        _log.warning("%s is of a version that wrote no hash: a changed bit in it would go unnoticed", path)
+    return found
+
+
+def _check_config(path: Path, config: RunConfig, text: str) -> None:
+    """Raise RunError if a checkpoint was made with another config, but for settings that change no round."""
+    try:
+        made_with = parse_config(parse_json(text)).model_dump(mode="json")
+    except (DocumentError, ConfigError) as error:
+        raise RunError(f"{path} was made with a config that cannot be read: {error}; {_remedy(path)}") from None
+    now = config.model_dump(mode="json")
+    for key in now:
+        if key not in _FREE_SETTINGS and made_with[key] != now[key]:
+            raise RunError(
+                f"{path} is of another run: it was made with {key} = {made_with[key]!r:.60}, and {CONFIG} says "
+                f"{now[key]!r:.60}; put back what it was, or {_remedy(path)}"
+            )
+
+
+def _remedy(path: Path) -> str:
+    return f"delete it to start the run again: rm {path}"
+
+
+def _essence(header: dict[str, Any]) -> dict[str, Any]:
+    """What of a journal's header must agree: it may be gone on with on another device, or by a later version.
+
+    A setting that came with that has its default, which is what the earlier version did.
+    """
+    return {**header, "config": parse_config({**header["config"], "device": "cpu"}).model_dump(mode="json")}
+
+
+def free_folder(config: str, below: Path = Path("runs")) -> Path:
+    """Return the first of runs/NAME-001, -002, … that does not exist."""
+    name = Path(config).stem
+    number = 1
+    while (folder := below / f"{name}-{number:03}").exists():
+        number += 1
+    return folder
+
+
+def check_tensorboard() -> None:
+    """Raise MissingDependencyError before a run starts, not after."""
+    if importlib.util.find_spec("tensorboard") is None:
+        raise MissingDependencyError("--tensorboard needs the package tensorboard; pip install tensorboard")
+
+
+def tensorboard_sink(folder: Path) -> Callable[[RoundMetrics], None]:
+    """Return a function that writes the metrics of a round as TensorBoard events below the run folder."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer = SummaryWriter(str(folder / "tensorboard"))
+
+    def write(metrics: RoundMetrics) -> None:
+        for name, value in metrics.as_dict().items():
+            if name != "round" and value is not None:
+                writer.add_scalar(name, value, metrics.round)
+        writer.flush()
+
+    return write
+
+
+def read_config(folder: Path) -> RunConfig:
+    """Return the resolved config of a run folder."""
+    path = folder / CONFIG
+    if not path.is_file():
+        raise RunError(f"{folder} is not a run: it has no {CONFIG}; start one with fedmpdd run CONFIG --out {folder}")
+    remedy = f"put back what it was, or delete {folder} and start the run again"
+    return parse_config(read_json(path, remedy, largest=LARGEST_CONFIG))
+
+
+def read_metrics(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rounds of a run; a last line that was cut off by a crash is left out."""
+    path = folder / METRICS
+    if not path.is_file():
+        return
+    problem, number = "", 0
+    with path.open("rb") as file:
+        while line := file.readline(LONGEST_LINE):
+            if problem:  # of the line before, which then is not the last
+                raise _damaged_line(path, number, problem)
+            number += 1
+            row = _row_of(line)
+            if row is None:
+                problem = "it is no line of metrics"
+            elif wrong := _problem_of(row):
+                raise _damaged_line(path, number, wrong)
+            else:
+                yield row
+
+
+def _row_of(line: bytes) -> dict[str, Any] | None:
+    """The metrics of a line, None if it is not whole."""
+    try:
+        row = parse_json(line) if line.endswith(b"\n") else None
+    except DocumentError:
+        return None
+    return row if isinstance(row, dict) and {*_COUNTS, "accuracy"} <= set(row) else None
+
+
+def _damaged_line(path: Path, number: int, problem: str) -> RunError:
+    return RunError(
+        f"{path}, line {number} is damaged: {problem}; put back what it was, or delete {path.parent} and start the run "
+        "again"
+    )
+
+
+def _problem_of(row: dict[str, Any]) -> str | None:
+    """What keeps a round's metrics from being counted, if anything does."""
+    for key in _COUNTS:
+        value = row.get(key)
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
+            what = "a number of bytes" if key.endswith("bytes") else "a whole number"
+            return f"{key} = {value!r:.40}, expected {what}"
+    accuracy = row.get("accuracy")
+    if accuracy is not None and not (isinstance(accuracy, int | float) and 0 <= accuracy <= 1):
+        return f"accuracy = {accuracy!r:.40}, expected null or a number from 0 to 1"
+    return None

@@ -1,0 +1,15 @@
+"""Clients, server, and the local engine that runs them."""
+
+from fedmpdd.simulation.config import RunConfig, load_config, parse_config, shipped_configs
+from fedmpdd.simulation.engine import Federation, RoundMetrics, federation_of, make_federation
+
+__all__ = [
+    "Federation",
+    "RoundMetrics",
+    "RunConfig",
+    "federation_of",
+    "load_config",
+    "make_federation",
+    "parse_config",
+    "shipped_configs",
+]

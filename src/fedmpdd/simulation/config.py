@@ -1,0 +1,324 @@
+"""What a run is: one TOML file, checked key by key."""
+
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field, ValidationError, model_validator
+
+from fedmpdd.codecs import MPDD, Codec
+from fedmpdd.errors import ConfigError
+from fedmpdd.simulation.sections import STRICT, CodecConfig, PartitionConfig, RobustConfig, SecureConfig, ServerConfig
+from fedmpdd.tasks.data import DATASETS
+
+
+class RunConfig(BaseModel):
+    """One training."""
+
+    model_config = STRICT
+
+    dataset: str = "mnist-5k"
+    pixels: Literal["unit", "normalised", "raw"] = "normalised"
+    model: str = "lenet"
+    init: Literal["default", "uniform"] = "default"
+    clients: int = Field(default=100, ge=1, le=2**32)
+    participation: float | None = Field(default=None, gt=0, le=1)
+    clients_per_round: int | None = Field(default=None, ge=1)
+    batch: int = Field(default=1, ge=1)
+    local_steps: int = Field(default=1, ge=1)
+    local_lr: float | None = Field(default=None, gt=0)
+    lr: float = Field(default=0.1, gt=0)
+    rounds: int = Field(default=100, ge=1, lt=2**32)
+    evaluate_every: int = Field(default=8, ge=1)
+    evaluate_mean: float | None = Field(default=None, gt=0, lt=1)
+    checkpoint_every: int = Field(default=50, ge=1)
+    seed: int = Field(default=17, ge=0, lt=2**63)
+    weighting: Literal["equal", "examples"] = "equal"
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    downlink: Literal["model", "replay"] = "model"
+    downlink_bits: Literal[32, 16, 8, 4, 1] | None = None
+    journal: bool | None = None
+    client: Literal["backward", "forward"] = "backward"
+    gradients: Literal["auto", "vmap", "loop", "layers"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    tf32: bool = False
+    partition: PartitionConfig = PartitionConfig()
+    server: ServerConfig = ServerConfig()
+    secure: SecureConfig | None = None
+    robust: RobustConfig | None = None
+    codec: CodecConfig = Field(default_factory=lambda: CodecConfig.model_validate({"name": "mpdd", "m": 400}))
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "RunConfig":
+        if self.dataset not in DATASETS:
+            raise ValueError(f"dataset = {self.dataset!r} is unknown; use one of {', '.join(DATASETS)}")
+        if (self.dataset == "python-docs") != (self.pixels == "raw"):
+            raise ValueError(
+                f"dataset = {self.dataset!r} with pixels = {self.pixels!r}: bytes of text (python-docs) are raw, and "
+                "those of images are not"
+            )
+        if self.participation is not None and self.clients_per_round is not None:
+            raise ValueError("participation and clients_per_round say the same thing; give one of them")
+        if self.clients_per_round is not None and self.clients_per_round > self.clients:
+            raise ValueError(
+                f"clients_per_round = {self.clients_per_round} is more than clients = {self.clients}; lower it"
+            )
+        if self.per_round < 1:
+            raise ValueError(
+                f"participation = {self.participation} of clients = {self.clients} selects no client; raise either"
+            )
+        if self.local_steps > 1 and self.local_lr is None:
+            raise ValueError("local_steps above 1 needs local_lr, the step size on the client")
+        if self.local_steps > 1 and self.gradients == "layers":
+            raise ValueError('gradients = "layers" needs all clients at one model; with local_steps above 1 use "vmap"')
+        if self.local_steps > 1 and self.codec.build().from_losses:
+            raise ValueError(f"{self.codec.name} sends differences of losses at one model; local_steps must be 1")
+        if self.client == "forward":
+            self._check_forward()
+        if self.local_lr is not None and self.local_steps == 1:
+            raise ValueError("local_lr is for local_steps above 1; with one step clients send gradients")
+        if self.downlink == "replay" and self.journal is False:
+            raise ValueError('downlink = "replay" sends what the journal holds; leave journal = false out')
+        if self.journaled and self.codec.remembers:
+            raise ValueError(
+                "codec.error_feedback or codec.memory with a journal: the memories of clients are not in it, so that a "
+                'round could not be gone on from; leave out one of them (journal, or downlink = "replay")'
+            )
+        if self.secure is not None:
+            self._check_secure()
+        if self.robust is not None and self.codec.memory is not None:
+            raise ValueError(
+                f"robust with codec.memory = {self.codec.memory!r}: the server adds back the memories of clients by "
+                "their claimed weights, which a robust mean changes; leave out one of them"
+            )
+        if self.server.control is not None and self.downlink != "replay":
+            raise ValueError(
+                f"server.control = {self.server.control}: clients must know the mean that they subtract, and do where "
+                'they follow every round; set downlink = "replay"'
+            )
+        if self.server.control is not None and (self.codec.build().from_losses or self.local_steps > 1):
+            raise ValueError("server.control is subtracted from gradients; DeComFL and local_steps above 1 have none")
+        if self.downlink_bits is not None and (self.codec.keys != "shared" or self.codec.name != "mpdd"):
+            raise ValueError(
+                f"downlink_bits = {self.downlink_bits} rounds the mean of scalars along the same directions; it needs "
+                'the codec mpdd with keys = "shared"'
+            )
+        return self
+
+    def _check_forward(self) -> None:
+        """Raise ValueError where clients would need the gradient that forward mode never makes."""
+        if self.codec.name != "mpdd":
+            raise ValueError(
+                'client = "forward" computes derivatives along directions, and the codec '
+                f'{self.codec.name} does not send such; use codec mpdd, or client = "backward"'
+            )
+        if self.local_steps > 1:
+            raise ValueError(
+                f'client = "forward" never has a gradient to step along, and local_steps = {self.local_steps}; '
+                'set local_steps = 1, or client = "backward"'
+            )
+        if self.codec.remembers:
+            raise ValueError(
+                'client = "forward" never has the gradient that codec.error_feedback or codec.memory is the memory of; '
+                'leave them out, or use client = "backward"'
+            )
+        if self.server.control is not None:
+            raise ValueError(
+                'client = "forward" never has a gradient to subtract server.control from; leave it out, or use '
+                'client = "backward"'
+            )
+        if self.gradients == "layers":
+            raise ValueError(
+                'gradients = "layers" is a way to go back through a model; with client = "forward" use "vmap" (several '
+                'directions at once), "loop" (one after the other) or "auto"'
+            )
+
+    def _check_secure(self) -> None:
+        """Only numbers that mean the same for all clients can be added up unseen, and only if all weigh the same."""
+        codec = self.codec
+        whole = codec.name == "fedsgd"
+        if not whole and not (codec.name == "mpdd" and codec.keys == "shared" and codec.build() == self._float32()):
+            raise ValueError(
+                'secure adds up scalars along the same directions: use codec.name = "mpdd" with keys = "shared" and '
+                '32 bits, or "fedsgd"'
+            )
+        if codec.remembers or codec.protection() is not None or self.client == "forward":
+            raise ValueError(
+                "secure has a clip and noise of its own; leave out codec.clip, memories and forward clients"
+            )
+        if self.robust is not None:
+            raise ValueError("secure with robust: nobody sees single updates, of which a robust mean tells the liars")
+        if self.weighting != "equal":
+            raise ValueError('secure with weighting = "examples": nobody may see how much a client has; use "equal"')
+        if self.per_round < 2:
+            raise ValueError("secure with one client a round is no sum; take more clients")
+        assert self.secure is not None
+        self.secure.check_neighbours(self.per_round)
+        if self.secure.hiding(self.per_round) < 2:
+            raise ValueError(
+                f"secure.colluding = {self.secure.colluding}: of the {self.secure.threshold(self.per_round)} clients "
+                "that stay for certain fewer than two are honest, and a sum of one hides nothing; lower it"
+            )
+
+    def _float32(self) -> Codec:
+        codec = self.codec.build()
+        return replace(codec, bits=32) if isinstance(codec, MPDD) else codec
+
+    @property
+    def journaled(self) -> bool:
+        """Whether the run keeps a journal: as it says, or else where clients are sent what is in it."""
+        return self.downlink == "replay" if self.journal is None else self.journal
+
+    @property
+    def mean_bits(self) -> int | None:
+        """The bits of the one update that stands for a round; None where the clients' updates do."""
+        trims = self.robust is not None and self.robust.build().trims(self.codec.build(), shared=self.shares_keys)
+        return 32 if self.downlink_bits is None and trims else self.downlink_bits
+
+    @property
+    def shares_keys(self) -> bool:
+        """Whether all clients of a round have one key."""
+        return self.codec.keys == "shared"
+
+    @property
+    def per_round(self) -> int:
+        """How many clients take part in a round: βN of the paper."""
+        if self.clients_per_round is not None:
+            return self.clients_per_round
+        # 0.29 · 100 is 28.999… in floating point, and is meant to be 29.
+        return math.floor((1.0 if self.participation is None else self.participation) * self.clients + 1e-9)
+
+    @property
+    def gradient_method(self) -> Literal["vmap", "loop", "layers"]:
+        """All clients at once, one by one, or at once and layer by layer.
+
+        "auto" goes by the batch, not by the clock, so that a config has one result: measured on two cores, one
+        vectorised call wins up to batches of 16 and the loop from 32 on; on a GPU layers win, for models that are made
+        of known ones (docs/performance.md).
+        """
+        if self.gradients != "auto":
+            return self.gradients
+        if self.client == "forward":  # several directions at once: up to five times as fast (docs/forward.md)
+            return "vmap"
+        if self.device == "cuda":
+            return "layers" if self.local_steps == 1 else "vmap"
+        return "vmap" if self.batch <= 16 else "loop"
+
+
+def shipped_configs() -> dict[str, str]:
+    """Return the texts of the configs that come with the package, by name."""
+    folder = files("fedmpdd.simulation") / "configs"
+    return {
+        entry.name.removesuffix(".toml"): entry.read_text(encoding="utf-8")
+        for entry in sorted(folder.iterdir(), key=lambda entry: entry.name)
+        if entry.name.endswith(".toml")
+    }
+
+
+def load_config(source: str, overrides: list[str] | None = None) -> RunConfig:
+    """Read a config by shipped name or path, apply `key=value` overrides, and check it."""
+    values = read_table(source)
+    values.pop("audit", None)  # how it would be attacked is nothing to a training
+    return parse_config(apply_overrides(values, overrides or []))
+
+
+def read_table(source: str) -> dict[str, Any]:
+    """Read a config by shipped name or path as a table, unchecked."""
+    shipped = shipped_configs()
+    path = Path(source)
+    if source in shipped:
+        text = shipped[source]
+    elif path.is_file():
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{source} cannot be read as text: {error}") from None
+    else:
+        raise ConfigError(f"config {source!r} is neither a file nor one of the shipped ones: {', '.join(shipped)}")
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits, and brackets in brackets
+        raise ConfigError(f"{source} is not TOML: {error}") from None
+
+
+def apply_overrides(values: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
+    """Return a config's table with `key=value` changes, keys of inner tables written with dots."""
+    # A codec's name first: it clears the parameters of the one before.
+    for override in sorted(overrides, key=lambda text: not text.startswith("codec.name=")):
+        _apply(values, override)
+    return values
+
+
+def parse_config(values: dict[str, Any]) -> RunConfig:
+    """Check a config that is already a table."""
+    if not isinstance(values, dict):
+        raise ConfigError(f"a config is a table of keys, got {values!r}")
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError("; ".join(_explain(problem) for problem in error.errors())) from None
+
+
+def parse_codec(text: str) -> CodecConfig:
+    """Return the codec that a text like `mpdd:m=400:bits=1:keys=partitioned` describes."""
+    return parse_config(apply_overrides({}, codec_overrides(text))).codec
+
+
+def codec_overrides(text: str) -> list[str]:
+    """Return the changes to a config that such a text stands for."""
+    name, *parameters = text.strip().split(":")
+    return [f"codec.name={name}", *(f"codec.{parameter}" for parameter in parameters)]
+
+
+def codec_words(name: str, parameters: Mapping[str, Any]) -> str:
+    """Return the text that `parse_codec` reads as this codec."""
+    words = {key: str(value).lower() if isinstance(value, bool) else value for key, value in parameters.items()}
+    return ":".join([name, *(f"{key}={word}" for key, word in words.items())])
+
+
+def _apply(values: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"{override!r} is not an override: expected key=value, like codec.m=400")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text  # a bare word is a string
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{override[:60]!r} … is not an override: {error}") from None
+    table = values
+    *parents, last = key.split(".")
+    for parent in parents:
+        table = table.setdefault(parent, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"{override!r}: {parent} is a value, not a table")
+    if key == "codec.name":  # another codec has other parameters
+        kept: dict[str, Any] = {name: table[name] for name in ("keys", "error_feedback") if name in table}
+        table.clear()
+        table.update(kept)
+    if key in ("participation", "clients_per_round"):
+        values.pop("participation", None)
+        values.pop("clients_per_round", None)
+    table[last] = value
+
+
+def _explain(problem: Any) -> str:
+    """One sentence: the key, what came, what is allowed."""
+    where = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        tables: dict[str, type[BaseModel]] = {
+            "partition": PartitionConfig,
+            "server": ServerConfig,
+            "secure": SecureConfig,
+            "robust": RobustConfig,
+        }
+        known = tables.get(str(problem["loc"][0]), RunConfig).model_fields
+        return f"{where} is not a key of a config; the keys here are {', '.join(known)}"
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    if problem["type"] == "value_error":
+        return f"{where}: {message}" if where else message
+    return f"{where} = {problem['input']!r}: {message[0].lower()}{message[1:]}"

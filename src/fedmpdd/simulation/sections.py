@@ -1,0 +1,186 @@
+"""The sections of a run's config: partition, server, codec, secure sums."""
+
+import math
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from fedmpdd.codecs import MPDD, Codec, make_codec
+from fedmpdd.errors import InputError
+from fedmpdd.tasks.data import PartitionKind
+from fedmpdd.uplink import RobustMean
+from fedmpdd.uplink.protection import Private
+
+STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+NOISE_ROOM = 12  # deviations of a secure sum's noise that its ring has room for: more come once in 10^32 numbers
+
+
+class PartitionConfig(BaseModel):
+    """How examples are dealt out. Its seed is apart from the training seed, so that five seeds share one split."""
+
+    model_config = STRICT
+
+    kind: PartitionKind = Field(default=PartitionKind.IID, strict=False)  # a word in TOML
+    seed: int = Field(default=2024, ge=0, lt=2**63)
+    classes_per_client: int = Field(default=2, ge=1)
+    alpha: float = Field(default=0.5, gt=0)
+    virtual_size: int = Field(default=64, ge=1)
+
+
+class ServerConfig(BaseModel):
+    """How the server steps along the decoded gradient.
+
+    control: the rate of a running mean of the estimates that clients subtract from their gradients before they encode
+    them, and the server adds back; at most about 1/(1 + ω), ω the relative error of a round, or it diverges.
+    """
+
+    model_config = STRICT
+
+    optimiser: Literal["sgd", "momentum", "adam"] = "sgd"
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.99, ge=0, lt=1)
+    epsilon: float = Field(default=1e-8, gt=0)
+    control: float | None = Field(default=None, gt=0, le=1)
+
+
+class CodecConfig(BaseModel):
+    """A codec by name, its own parameters, and who chooses keys.
+
+    keys: "sent" (each client draws a seed and sends it, as in the paper), "derived" (seeds follow from the session's
+    seed, round and client, and are not sent), "partitioned" (one seed a round, one slot a client, nothing sent) or
+    "shared" (one key a round for all clients, nothing sent).
+    error_feedback, memory: what clients remember from round to round, see fedmpdd.codecs.ErrorFeedback, DampedFeedback
+    and ControlVariates.
+    clip, noise_multiplier, scale_grid: what protects updates, see fedmpdd.codecs.Private.
+    """
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str = "mpdd"
+    keys: Literal["sent", "derived", "partitioned", "shared"] = "sent"
+    error_feedback: bool = False
+    memory: Literal["damped", "control"] | None = None
+    clip: float | None = Field(default=None, gt=0, strict=True, allow_inf_nan=False)
+    # Not "noise", which is what laplace and gaussian call their variance.
+    noise_multiplier: float = Field(default=0.0, ge=0, strict=True, allow_inf_nan=False)
+    scale_grid: float | None = Field(default=None, gt=1, strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _known(self) -> "CodecConfig":
+        codec = self.build()
+        if codec.from_losses and self.keys != "shared":
+            raise ValueError(
+                f'{self.name} moves one model along the same directions for all clients; set keys = "shared"'
+            )
+        if codec.from_losses and self.remembers:
+            raise ValueError(f"{self.name} encodes losses, not gradients: there is no error to feed back")
+        if self.error_feedback and self.memory is not None:
+            raise ValueError(f"error_feedback and memory = {self.memory!r} are two memories; leave out one of them")
+        self.protection()
+        return self
+
+    @property
+    def remembers(self) -> bool:
+        """Whether clients keep a vector from round to round."""
+        return self.error_feedback or self.memory is not None
+
+    def protection(self) -> Private | None:
+        """Return what protects updates, if anything does."""
+        given = {
+            key: getattr(self, key)
+            for key in ("clip", "noise_multiplier", "scale_grid")
+            if getattr(self, key) != type(self).model_fields[key].default
+        }
+        if not given:
+            return None
+        codec = self.build()
+        if not isinstance(codec, MPDD):
+            raise ValueError(f"{', '.join(given)}: only mpdd has scalars to protect, and name = {self.name!r}")
+        if self.remembers:
+            raise ValueError(
+                f"{', '.join(given)} and error_feedback or memory: a memory takes back, a round later, what clipping "
+                "and noise were to hide; leave out one of them"
+            )
+        try:
+            return Private(codec, **given)
+        except InputError as error:
+            raise ValueError(str(error)) from None
+
+    def build(self) -> Codec:
+        """Return the codec itself."""
+        try:
+            return make_codec(self.name, dict(self.__pydantic_extra__ or {}))
+        except InputError as error:
+            raise ValueError(str(error)) from None
+
+
+class RobustConfig(BaseModel):
+    """A mean that a minority of lying clients cannot move far: the fields of fedmpdd.uplink.RobustMean.
+
+    The median magnitude that updates shrink to is that of their own round, so that a run can be resumed at any round.
+    """
+
+    model_config = STRICT
+
+    shrink: float = Field(default=1.0, gt=0)
+    trim: float = Field(default=0.3, ge=0, lt=0.5)
+    disagreement: float = Field(default=2.0, gt=0)
+
+    def build(self) -> RobustMean:
+        """Return the mean itself."""
+        return RobustMean(self.shrink, self.trim, self.disagreement)
+
+
+class SecureConfig(BaseModel):
+    """Rounds in which the server sees the sum of all scalars and no client's own (docs/secure-sum.md).
+
+    clip, noise_multiplier: as in the codec's protection, but noise is drawn on integers, and of a round's sum.
+    dropouts: the share of a round's clients that may drop out; with more of them the round counts for nothing.
+    colluding: the share of a round's clients that may tell the server all they know; their noise hides nobody.
+    neighbours: with how many others a client shares its secrets, 0 for everybody.
+    """
+
+    model_config = STRICT
+
+    clip: float = Field(gt=0)
+    noise_multiplier: float = Field(default=0.0, ge=0)
+    ring_bits: int = Field(default=32, ge=16, le=64)
+    dropouts: float = Field(default=0.3, ge=0, lt=0.5)
+    colluding: float = Field(default=0.0, ge=0, lt=0.5)
+    neighbours: int = Field(default=0, ge=0, multiple_of=2)
+
+    def check_neighbours(self, clients: int) -> None:
+        """Raise ValueError unless clients talk to enough others for what drop-outs and collusion are to be."""
+        if not self.neighbours:
+            return
+        from fedmpdd.secure_sum import enough_neighbours  # needs a package that others do not
+
+        enough = enough_neighbours(clients, clients - self.threshold(clients), self.friends(clients))
+        if enough == 0 or not enough <= self.neighbours < clients - 1:
+            advice = f"{enough} or more, below {clients - 1}" if enough else "0, everybody"
+            raise ValueError(
+                f"secure.neighbours = {self.neighbours}: {clients} clients, of whom {self.dropouts} drop out and "
+                f"{self.colluding} collude, need {advice}"
+            )
+
+    def friends(self, clients: int) -> int:
+        """Return how many of a round's clients may be in league with the server."""
+        return math.floor(self.colluding * clients + 1e-9)
+
+    def hiding(self, clients: int) -> int:
+        """Return how many clients' noise the server cannot know in a sum that it sees."""
+        return self.threshold(clients) - self.friends(clients)
+
+    def threshold(self, clients: int) -> int:
+        """Return how many of a round's clients must stay: more than half."""
+        return max(clients // 2 + 1, clients - math.floor(self.dropouts * clients + 1e-9))
+
+    def levels(self, clients: int) -> float:
+        """How many steps the longest vector has: as many as the ring has room for in the sum of all, noise included."""
+        room = clients + 1 + NOISE_ROOM * math.sqrt(clients) * self.noise_multiplier
+        return (2.0 ** (self.ring_bits - 1) - 1) / room
+
+    def noise_in_steps(self, clients: int) -> float:
+        """Return the deviation of the noise that a client adds to each of its numbers, in steps of the integers."""
+        return self.noise_multiplier * self.levels(clients)

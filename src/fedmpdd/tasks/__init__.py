@@ -1,0 +1,1 @@
+"""What is trained: datasets, how they are dealt out, and models."""

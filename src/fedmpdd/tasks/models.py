@@ -1,0 +1,256 @@
+"""The paper's networks, any other torch module by import path, and models as flat vectors."""
+
+import functools
+import importlib
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedmpdd.errors import ConfigError, RunError
+from fedmpdd.tasks.language_model import Transformer
+
+
+def logistic(shape: tuple[int, int, int], classes: int) -> nn.Module:
+    """Softmax regression: 7,850 parameters on MNIST."""
+    channels, height, width = shape
+    return nn.Sequential(nn.Flatten(), nn.Linear(channels * height * width, classes))
+
+
+def lenet(shape: tuple[int, int, int], classes: int) -> nn.Module:
+    """The LeNet of gradient inversion papers, with sigmoids: 13,426 parameters on MNIST."""
+    channels, height, width = shape
+    side = ((height + 3) // 4) * ((width + 3) // 4)
+    return nn.Sequential(
+        nn.Conv2d(channels, 12, 5, stride=2, padding=2),
+        nn.Sigmoid(),
+        nn.Conv2d(12, 12, 5, stride=2, padding=2),
+        nn.Sigmoid(),
+        nn.Conv2d(12, 12, 5, stride=1, padding=2),
+        nn.Sigmoid(),
+        nn.Flatten(),
+        nn.Linear(12 * side, classes),
+    )
+
+
+def cnn_lin2022(shape: tuple[int, int, int], classes: int) -> nn.Module:
+    """The CNN of lin2022: 44,426 parameters on MNIST (the paper prints 61,706; its layers and bytes say 44,426)."""
+    channels, height, width = shape
+    side = (((height - 4) // 2 - 4) // 2) * (((width - 4) // 2 - 4) // 2)
+    return nn.Sequential(
+        nn.Conv2d(channels, 6, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(16 * side, 120),
+        nn.ReLU(),
+        nn.Linear(120, 84),
+        nn.ReLU(),
+        nn.Linear(84, classes),
+    )
+
+
+def cnn_mcmahan2017(shape: tuple[int, int, int], classes: int) -> nn.Module:
+    """The CNN of mcmahan2017, as the paper lays it out: 319,242 parameters on CIFAR-10."""
+    channels, height, width = shape
+    side = (((height - 2) // 2 - 2) // 2 - 2) * (((width - 2) // 2 - 2) // 2 - 2)
+    return nn.Sequential(
+        nn.Conv2d(channels, 128, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(128, 128, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(128, 128, 3),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(128 * side, classes),
+    )
+
+
+def transformer(shape: tuple[int, int, int], classes: int) -> nn.Module:
+    """A language model of six blocks: 10,942,464 parameters on bytes, 256 at a time."""
+    return Transformer(shape[2], classes, width=384, depth=6, heads=6)
+
+
+def transformer_tiny(shape: tuple[int, int, int], classes: int) -> nn.Module:
+    """The same with two narrow blocks, for a CPU: 149,248 parameters."""
+    return Transformer(shape[2], classes, width=64, depth=2, heads=2)
+
+
+MODELS: dict[str, Callable[[tuple[int, int, int], int], nn.Module]] = {
+    "logistic": logistic,
+    "lenet": lenet,
+    "cnn-lin2022": cnn_lin2022,
+    "cnn-mcmahan2017": cnn_mcmahan2017,
+    "transformer": transformer,
+    "transformer-tiny": transformer_tiny,
+}
+
+
+@dataclass(frozen=True)
+class FlatModel:
+    """A module without parameters of its own: they are slices of one flat vector, given at every call."""
+
+    module: nn.Module
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+
+    @property
+    def d(self) -> int:
+        """Number of parameters."""
+        return sum(shape.numel() for shape in self.shapes)
+
+    def unflatten(self, flat: Tensor) -> dict[str, Tensor]:
+        """Views of a flat vector as the module's parameters."""
+        parts = torch.split(flat, [shape.numel() for shape in self.shapes])
+        return {name: part.view(shape) for name, part, shape in zip(self.names, parts, self.shapes, strict=True)}
+
+    def __call__(self, flat: Tensor, inputs: Tensor) -> Tensor:
+        """Return the logits of inputs."""
+        try:
+            logits: Tensor = torch.func.functional_call(self.module, self.unflatten(flat), (inputs,))
+        except SystemExit as error:  # else the process would end here, perhaps with status 0
+            raise ConfigError(f"the model called exit({error.code!r}); a model must return its logits") from None
+        return logits
+
+
+def check_trust(name: str, source: str, trust_imports: bool | str) -> None:
+    """Raise RunError if opening somebody's files would import code that nobody here asked for.
+
+    name: the model that the files name. source: what files, for the message. trust_imports: True to import whatever
+    they name, or the one import path that may be imported. Models of this package need no trust.
+    """
+    if name in MODELS or trust_imports is True or name == trust_imports:
+        return
+    raise RunError(
+        f"{source} names the model {name!r}, and opening it would import and call that code; if you trust it, say so "
+        f"with --trust-imports, or with model={name} on the command line (in Python, trust_imports=True)"
+    )
+
+
+def build(name: str, shape: tuple[int, int, int], classes: int, *, init: str, seed: int) -> tuple[FlatModel, Tensor]:
+    """Build a model by name, or by import path "package.module:callable", and its initial parameters.
+
+    init: "default" (PyTorch's) or "uniform" (all from U(−0.5, 0.5), as gradient inversion papers have it).
+    """
+    try:
+        return _build(name, shape, classes, init, seed)
+    except (SystemExit, GeneratorExit) as error:  # from any method of somebody's module
+        raise ConfigError(f"model = {name!r} cannot be made: {_words_of(error)}") from None
+
+
+def _build(name: str, shape: tuple[int, int, int], classes: int, init: str, seed: int) -> tuple[FlatModel, Tensor]:
+    state = torch.random.get_rng_state()
+    try:
+        torch.manual_seed(seed)
+        module = MODELS[name](shape, classes) if name in MODELS else _made(name)
+        if not isinstance(module, nn.Module):
+            raise ConfigError(f"model = {name!r} gives a {type(module).__name__}; expected a torch.nn.Module")
+        if init == "uniform":
+            for parameter in module.parameters():
+                nn.init.uniform_(parameter, -0.5, 0.5)
+    finally:
+        torch.random.set_rng_state(state)
+    if any(True for _ in module.buffers()):
+        raise ConfigError(
+            f"model = {name!r} has buffers (batch norm keeps running statistics); a federation averages gradients "
+            "only: use group or layer norm instead"
+        )
+    module = module.float().eval()
+    parameters = [(key, value.detach()) for key, value in module.named_parameters()]
+    if not parameters:
+        raise ConfigError(f"model = {name!r} has no parameters; there is nothing to train")
+    names, values = zip(*parameters, strict=True)
+    flat = torch.cat([value.reshape(-1) for value in values]).contiguous()
+    model = FlatModel(module.requires_grad_(False), names, tuple(value.shape for value in values))
+    _try(name, model, flat, shape, classes)
+    return model, flat
+
+
+def count_parameters(name: str, shape: tuple[int, int, int], classes: int) -> int | None:
+    """Return how many parameters a model of this package has for these images, without making them.
+
+    None for a model by import path: what it has is known only once it was made.
+    """
+    if name not in MODELS:
+        return None
+    try:
+        with torch.device("meta"):  # shapes without memory
+            return sum(parameter.numel() for parameter in MODELS[name](shape, classes).parameters())
+    except (RuntimeError, ValueError, ZeroDivisionError, AssertionError) as error:
+        raise ConfigError(f"model = {name!r} cannot be made for images of shape {list(shape)}: {error}") from None
+
+
+def _imported(path: str) -> Callable[..., nn.Module]:
+    module, _, attribute = path.partition(":")
+    if not attribute:
+        raise ConfigError(
+            f"model = {path!r} is unknown: expected one of {', '.join(MODELS)}, "
+            "or an import path like package.module:Net"
+        )
+    try:
+        factory: Any = getattr(importlib.import_module(module), attribute)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a module runs when it is imported, and may even call exit
+        raise ConfigError(
+            f"model = {path!r} cannot be imported: {_words_of(error)}; a module of your own must be on PYTHONPATH"
+        ) from None
+    if not _makes_modules(factory):
+        raise ConfigError(
+            f"model = {path!r} is {_kind_of(factory)}, which is not called; expected a class that derives from "
+            "torch.nn.Module, or a Python function (or functools.partial of either) that returns a module"
+        )
+    return factory  # type: ignore[no-any-return]
+
+
+def _makes_modules(factory: Any) -> bool:
+    """Return whether this may be called: a module's class, a Python function, or a partial of these.
+
+    Functions of C (os.abort), other classes and callable objects (builtins.exit) are not how models are made, and a
+    call can end the process. What a Python function does is known only once it was called: this is a check against
+    mistakes. Against other people's configs there is `check_trust`.
+    """
+    if isinstance(factory, functools.partial):
+        return _makes_modules(factory.func)
+    if isinstance(factory, type):
+        return issubclass(factory, nn.Module)
+    return isinstance(factory, types.FunctionType) or (
+        isinstance(factory, types.MethodType) and isinstance(factory.__func__, types.FunctionType)
+    )
+
+
+def _kind_of(factory: Any) -> str:
+    return f"the class {factory.__qualname__}" if isinstance(factory, type) else f"a {type(factory).__name__}"
+
+
+def _made(path: str) -> nn.Module:
+    factory = _imported(path)
+    try:
+        return factory()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        # Somebody else's code: whatever it raises, SystemExit too, it is this key of the config that must change.
+        raise ConfigError(f"model = {path!r} cannot be made without arguments: {_words_of(error)}") from None
+
+
+def _words_of(error: BaseException) -> str:
+    return f"it called exit({error.code!r})" if isinstance(error, SystemExit) else str(error) or type(error).__name__
+
+
+def _try(name: str, model: FlatModel, flat: Tensor, shape: tuple[int, int, int], classes: int) -> None:
+    """Find out before the first round whether the model takes these images and gives these classes."""
+    try:
+        logits = model(flat, torch.zeros(2, *shape))
+    except Exception as error:  # likewise
+        raise ConfigError(f"model = {name!r} does not take images of shape {list(shape)}: {error}") from None
+    if logits.shape[:2] != (2, classes):  # images have one label, texts one per position
+        raise ConfigError(f"model = {name!r} gives {list(logits.shape)} for two images; expected [2, {classes}]")

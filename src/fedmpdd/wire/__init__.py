@@ -1,0 +1,1 @@
+"""Updates as bytes: frames, bundles, and messages to catch up with."""

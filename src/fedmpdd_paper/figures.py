@@ -1,0 +1,120 @@
+"""The paper's figures of attacks: shipped audits, some of them of a model while it is trained.
+
+OUT/FIGURE/                        the audit
+OUT/FIGURE/training/               where a figure has stages: the training,
+OUT/FIGURE/round-K/                the audit after K rounds of it,
+OUT/FIGURE/results.json            and the numbers of all of them
+"""
+
+import tomllib
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from fedmpdd.errors import InputError, RunError
+from fedmpdd.privacy.audit import is_attacked, run_audit
+from fedmpdd.privacy.config import Audit, AuditConfig
+from fedmpdd.runs.folders import Run, write_json, write_text
+from fedmpdd.simulation.config import parse_config
+from fedmpdd.simulation.engine import RoundMetrics
+from fedmpdd_paper.trainings import OnRound, Place, open_run
+
+RESULTS, TABLE = "results.json", "table.md"
+OnAttack = Callable[[str, float], None]
+
+
+def figure_names() -> list[str]:
+    """Return the names of all figures of attacks."""
+    folder = files("fedmpdd_paper") / "figures"
+    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def load_figure(name: str) -> tuple[Audit, tuple[int, ...]]:
+    """Return a figure's audit, and the rounds after which it is made; none if it is of the initial model alone."""
+    if name not in figure_names():
+        raise InputError(f"figure {name!r} is unknown: expected one of {', '.join(figure_names())}")
+    text = (files("fedmpdd_paper") / "figures" / f"{name}.toml").read_text(encoding="utf-8")
+    values = tomllib.loads(text)
+    own, stages = values.pop("audit"), tuple(values.pop("stages", ()))
+    if stages:
+        values["rounds"] = max(stages)
+    return Audit(config=parse_config(values), audit=AuditConfig.model_validate(own)), stages
+
+
+def reproduce_figure(
+    name: str, place: Place, *, jobs: int = 1, on_round: OnRound | None = None, on_attack: OnAttack | None = None
+) -> dict[str, Any]:
+    """Run what is missing of a figure, and return its numbers."""
+    audit, stages = load_figure(name)
+    folder = place.out / name
+    if not stages:
+        found = run_audit(audit, folder, place.data_dir, on_attack, jobs)
+        results = {"figure": name, "rows": [_short(row) for row in found["rows"]]}
+        write_text(folder / TABLE, figure_text(results))
+        return results
+    training = folder / "training"
+    rows = []
+    for number, stage in enumerate(sorted(stages)):
+
+        def share(part: str, own: float, number: int = number) -> None:
+            if on_attack is not None:
+                on_attack(part, (number + own) / len(stages))
+
+        after = folder / f"round-{stage}"
+        own = audit.audit.model_copy(update={"run": str(training) if stage > 0 else None})
+        staged = audit.model_copy(update={"audit": own})
+        if not is_attacked(staged, after) and stage > 0:
+            _train_until(stage, audit, training, name, place, on_round)
+        found = run_audit(staged, after, place.data_dir, share, jobs)
+        rows += [{"round": stage, **_short(row)} for row in found["rows"]]
+    results = {"figure": name, "rows": rows}
+    write_json(folder / RESULTS, results)
+    write_text(folder / TABLE, figure_text(results))
+    return results
+
+
+def figure_is_done(name: str, place: Place) -> bool:
+    """Return whether all attacks of a figure were made."""
+    audit, stages = load_figure(name)
+    folder = place.out / name
+    return all(is_attacked(audit, own) for own in ([folder / f"round-{stage}" for stage in stages] or [folder]))
+
+
+def _train_until(stage: int, audit: Audit, folder: Path, name: str, place: Place, on_round: OnRound | None) -> None:
+    """Train up to a round. It is attacked before the training goes on, so that its checkpoint is that of the stage."""
+    run = open_run(folder, audit.config, place)
+
+    def show(metrics: RoundMetrics, _: Run) -> None:
+        if on_round is not None:
+            on_round(f"{name}, training", metrics.round + 1, run.config.rounds, metrics.accuracy)
+
+    if run.federation.next_round > stage:
+        raise RunError(
+            f"{folder} has gone on to round {run.federation.next_round}, and attacks on round {stage} are missing; "
+            f"delete {folder.parent} to make the figure again"
+        )
+    if run.federation.next_round < stage:
+        run.train(show, until=lambda metrics: metrics.round + 1 >= stage)
+
+
+def _short(row: dict[str, Any]) -> dict[str, Any]:
+    names = ("model", "codec", "attack", "ssim", "control_ssim", "class_mean_ssim", "verdict", "ssim_each")
+    return {name: row[name] for name in names}
+
+
+def figure_text(results: dict[str, Any]) -> str:
+    """The figure's numbers as a table for people."""
+    staged = any("round" in row for row in results["rows"])
+    first = "| after round | codec" if staged else "| codec"
+    lines = [
+        f"# {results['figure']}",
+        "",
+        "SSIM, median over images; in the last column, of guessing the class mean.",
+        "",
+    ]
+    lines += [f"{first} | attack | SSIM | class mean |", "| --- " * (5 if staged else 4) + "|"]
+    for row in results["rows"]:
+        start = f"| {row['round']} " if staged else ""
+        lines.append(f"{start}| {row['codec']} | {row['attack']} | {row['ssim']:.2f} | {row['class_mean_ssim']:.2f} |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,115 @@
+"""A table: the paper's rows as codecs of this package, our own rows beside them, and what is measured."""
+
+import json
+import math
+import re
+import tomllib
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+from fedmpdd.errors import InputError
+from fedmpdd.runs.compare import codec_config
+from fedmpdd.simulation.config import RunConfig, parse_config
+
+SEEDS = (17, 123, 777, 2023, 424242)  # the paper's five
+
+# The names in the paper's tables, and what they are here. {} is the number in the name.
+_METHODS = (
+    (r"FedSGD", "fedsgd"),
+    (r"FedSGD\+Laplace\(var=(.+)\)", "laplace:noise={}"),
+    (r"FedSGD\+Gaussian\(var=(.+)\)", "gaussian:noise={}"),
+    (r"FedMPDD\(m=(\d+)\)", "mpdd:m={}"),
+    (r"QSGD\((\d)-bit\)", "qsgd:bits={}"),
+    (r"Top-k\(k=(\d+)\)", "topk:k={}"),
+    (r"SA-FedLora", "sa-fedlora"),
+)
+
+
+_FEDMPDD = r"mpdd:m=(\d+)"
+
+
+@dataclass(frozen=True)
+class Method:
+    """A row of a table: a codec, and the paper's numbers for it where it has any."""
+
+    name: str
+    codec: str
+    paper: dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Table:
+    """What to run for one table of the paper, and what to read off."""
+
+    name: str
+    config: RunConfig
+    methods: tuple[Method, ...]
+    target: float
+    harder: float
+    budget: int
+    attack: str
+    lrs: tuple[float, ...]
+    search: int | None = None  # rounds of the search for a step size; all of them if not given
+    images: int = 4  # that are attacked per row
+    missed: str | None = None  # why a goal is out of reach here, where it is
+
+    @property
+    def enough(self) -> int:
+        """The round in which the smallest FedMPDD of the paper has spent the budget.
+
+        Accuracy at the budget is read no later, so that codecs that could not spend it in a week have a number too.
+        """
+        directions = [int(match[1]) for own in self.methods if (match := re.fullmatch(_FEDMPDD, own.codec))]
+        if not directions:
+            return self.config.rounds
+        return math.ceil(self.budget / (self.config.per_round * 4 * min(directions)))
+
+    def run_config(self, method: Method, seed: int, lr: float, device: str) -> RunConfig:
+        """Return the config of one training."""
+        values = codec_config(self.config, method.codec).model_dump(mode="json")
+        return parse_config({**values, "seed": seed, "lr": lr, "device": device})
+
+
+def table_names() -> list[str]:
+    """Return the names of all tables."""
+    folder = files("fedmpdd_paper") / "tables"
+    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def load_table(name: str) -> Table:
+    """Read a table's config and the paper's numbers."""
+    if name not in table_names():
+        raise InputError(f"table {name!r} is unknown: expected all, or one of {', '.join(table_names())}")
+    folder = files("fedmpdd_paper")
+    values = tomllib.loads((folder / "tables" / f"{name}.toml").read_text(encoding="utf-8"))
+    own = values.pop("table")
+    printed = json.loads((folder / "paper.json").read_text(encoding="utf-8")).get(name, [])
+    config = parse_config(values)
+    directions = next((row["method"] for row in printed if row["method"].startswith("FedMPDD")), "0")
+    size = int(re.findall(r"\d+", directions)[0])
+    methods = [Method(row["method"], codec_of(row["method"], size), row) for row in printed]
+    methods += [Method(text, text, None) for text in own["ours"]]
+    return Table(
+        name,
+        config,
+        tuple(methods),
+        own["target"],
+        own["harder"],
+        own["budget"],
+        own["attack"],
+        tuple(own["lrs"]),
+        own.get("search"),
+        own.get("images", 4),
+        own.get("missed"),
+    )
+
+
+def codec_of(method: str, size: int) -> str:
+    """Return the codec that a method of the paper is here; lp-proj, whose size is not stated, gets `size` numbers."""
+    if method == "lp-proj":
+        return f"lp-proj:size={size}"
+    for pattern, text in _METHODS:
+        if match := re.fullmatch(pattern, method):
+            return text.format(*match.groups())
+    raise InputError(f"method {method!r} of the paper is unknown here")

@@ -1,0 +1,55 @@
+"""What the tool that keeps results does with a table that was measured in parts."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedmpdd_paper.tables import load_table
+
+TOOL = Path(__file__).parents[2] / "tools" / "keep_results.py"
+TABLE = load_table("mnist-iid-logistic")
+
+
+@pytest.fixture(scope="module")
+def tool() -> Any:
+    spec = importlib.util.spec_from_file_location("keep_results", TOOL)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def results(value: int, *places: int, target: float = 0.6) -> dict[str, Any]:
+    rows = [{"codec": TABLE.methods[place].codec, "value": value} for place in places]
+    return {"table": TABLE.name, "target": target, "harder": 0.8, "budget": 1, "rows": rows}
+
+
+def placed(joined: dict[str, Any]) -> list[tuple[int, int]]:
+    codecs = [method.codec for method in TABLE.methods]
+    return [(codecs.index(row["codec"]), row["value"]) for row in joined["rows"]]
+
+
+def test_rows_kept_before_stay_in_the_order_of_the_table_and_new_ones_win(tool: Any) -> None:
+    assert placed(tool.joined(TABLE, results(1, 0, 3, 5), results(2, 5, 1))) == [(0, 1), (1, 2), (3, 1), (5, 2)]
+
+
+def test_attacks_that_were_made_before_stay_unless_there_are_new_ones(tool: Any) -> None:
+    before, now = results(1, 0, 1, 2), results(2, 0, 1)
+    for row in before["rows"]:
+        row["audit"] = "old"
+    now["rows"][1]["audit"] = "new"
+    rows = tool.joined(TABLE, before, now)["rows"]
+    assert [(row["value"], row["audit"]) for row in rows] == [(2, "old"), (2, "new"), (1, "old")]
+
+
+def test_rows_that_the_table_no_longer_has_go(tool: Any) -> None:
+    before = results(1, 0)
+    before["rows"].append({"codec": "mpdd:m=1234567", "value": 1})
+    assert placed(tool.joined(TABLE, before, results(2, 2))) == [(0, 1), (2, 2)]
+
+
+def test_rows_of_other_targets_go(tool: Any) -> None:
+    assert placed(tool.joined(TABLE, results(1, 0, 3, target=0.5), results(2, 1))) == [(1, 2)]

@@ -1,0 +1,73 @@
+"""Imports go one way: a room imports only rooms that stand above it (CONTRIBUTING.md has the table)."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src"
+FOUNDATIONS = ("errors", "documents", "display")  # single modules that every room may use
+ROOMS = (
+    "directions",
+    "codecs",
+    "wire",
+    "secure_sum",
+    "uplink",
+    "server",
+    "tasks",
+    "simulation",
+    "runs",
+    "flower",
+    "guarantees",
+    "privacy",
+    "report",
+    "cli",
+)
+
+
+def imported_modules(path: Path) -> Iterator[str]:
+    """Yield every module that a file imports, wherever in it, by its whole name."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None and node.level == 0:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def room_of(module: str) -> str | None:
+    """Return the room of a module's name, None for what is not of this package."""
+    package, _, rest = module.partition(".")
+    return rest.partition(".")[0] if package == "fedmpdd" else None
+
+
+def files() -> list[Path]:
+    return sorted((SOURCE / "fedmpdd").rglob("*.py"))
+
+
+def test_every_module_is_in_a_room_of_the_table() -> None:
+    there = {path.relative_to(SOURCE / "fedmpdd").parts[0].removesuffix(".py") for path in files()}
+    assert there - {"__init__", "__main__"} == {*FOUNDATIONS, *ROOMS}
+
+
+@pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_a_room_imports_only_rooms_above_it(path: Path) -> None:
+    room = path.relative_to(SOURCE / "fedmpdd").parts[0].removesuffix(".py")
+    above: tuple[str, ...] = FOUNDATIONS
+    if room in ROOMS:
+        above += ROOMS[: ROOMS.index(room) + 1]
+    elif room in ("__init__", "__main__"):
+        above += ROOMS
+    for module in imported_modules(path):
+        other = room_of(module)
+        if other not in (None, "", "__version__"):
+            assert other in above, f"{path.name} of {room} imports {module}, which is not above it"
+
+
+def test_the_library_knows_nothing_of_the_study_and_neither_of_the_benchmarks() -> None:
+    for path in files():
+        for module in imported_modules(path):
+            assert not module.startswith(("fedmpdd_paper", "benchmarks")), path
+    for path in (SOURCE / "fedmpdd_paper").rglob("*.py"):  # the benchmarks are outside the wheel
+        for module in imported_modules(path):
+            assert not module.startswith("benchmarks"), path
