@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from benchmarks.codec import Case, Row
-from fedmpdd.codecs import MPDD, mpdd_cuda
+from fedmpdd.codecs import MPDD
+from fedmpdd.codecs.device import DeviceBackend
 from fedmpdd.directions import cuda, partitioned_keys
 from fedmpdd.directions.spec import hadamard_order
 
@@ -114,19 +115,18 @@ def _copy_ms(gradients: torch.Tensor, seconds: float) -> float:
 
 def _calls(case: Case, gradients: torch.Tensor, keys: list[Any]) -> tuple[Callable[[], object], Callable[[], object]]:
     """The kernels alone, keys on the device; and the whole step as the engine takes it."""
-    codec, d = case.codec, case.d
-    own_keys = mpdd_cuda.keys_on(gradients.device, codec, keys, d)
+    codec, device = case.codec, gradients.device
+    backend = DeviceBackend(device)
     if case.op == "encode":
         return (
-            lambda: mpdd_cuda.project(codec, gradients, own_keys),
-            lambda: mpdd_cuda.encode(codec, gradients, keys),
+            lambda: backend.project(codec.family, gradients, keys, codec.m),
+            lambda: codec.encode_batch(gradients, keys),
         )
-    updates = mpdd_cuda.encode(codec, gradients, keys)
-    factors = torch.full((len(keys),), 1 / len(keys), dtype=torch.float64, device=gradients.device)
-    out = torch.zeros(d, device=gradients.device)
+    batch = codec.encode_batch(gradients, keys)
+    factors = torch.full((len(keys),), 1 / len(keys), dtype=torch.float64, device=device)
     return (
-        lambda: mpdd_cuda.decode(codec, updates, factors, out),
-        lambda: mpdd_cuda.decode(codec, updates, factors, torch.zeros(d, device=gradients.device)),
+        lambda: codec._decode_sum(backend, batch.columns, keys, factors, case.d),
+        lambda: batch.decode(),
     )
 
 

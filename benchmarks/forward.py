@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from benchmarks.codec import MemoryNotMeasurableError
-from fedmpdd.codecs import MPDD, DeComFL, Update, update_of_scalars
+from fedmpdd.codecs import MPDD, DeComFL, Update
 from fedmpdd.directions import Key, using
 from fedmpdd.errors import InputError
 from fedmpdd.simulation.clients import CHUNK_DIRECTIONS
@@ -118,7 +118,7 @@ class Client:
     def forward(self, codec: MPDD, at_once: int) -> Update:
         """Return the update without one, so many directions at once."""
         scalars, _ = derivatives(self.loss, self.flat, codec, KEY, at_once)
-        return update_of_scalars(codec, scalars[0].double().numpy(), self.model.d, KEY, codec.bits, KEY)
+        return codec.encode_scalars(scalars.double().numpy(), [KEY], self.model.d)[0]
 
 
 @dataclass(frozen=True)

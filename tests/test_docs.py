@@ -70,7 +70,7 @@ def test_weighted_rounds_of_the_vectors_decode_to_the_same_bits(vector: dict[str
                 reference.onebit_decode(negative, np.float32(factor), update.key.seed, first, expected)
             scalars = np.where(negative, -1.0, 1.0)
         else:
-            scalars = np.asarray(codec._unpack(update.arrays[-1]), dtype=np.float64)
+            scalars = codec.written([update]).numbers[0].astype(np.float64)
         coefficients = (factor * scalars).astype(np.float32)
         rows.append(coefficients)
         firsts.append(first)

@@ -14,9 +14,8 @@ import torch
 
 TESTS = (
     "directions/test_cuda.py",
-    "codecs/test_mpdd_cuda.py",
-    "codecs/test_peaks_cuda.py",
-    "codecs/test_pieces_cuda.py",
+    "codecs/test_cuda.py",
+    "codecs/test_streaming_cuda.py",
     "simulation/test_cuda.py",
     "simulation/test_replay.py",
 )

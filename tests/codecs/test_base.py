@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,7 +32,9 @@ from fedmpdd.codecs import (
     TopK,
     Update,
 )
+from fedmpdd.codecs.backends import HOST
 from fedmpdd.codecs.base import LARGEST_COORDINATE
+from fedmpdd.codecs.device import DeviceBackend
 from fedmpdd.directions import backend, direction, using
 from fedmpdd.errors import CodecError, ContentError
 from fedmpdd.wire.frames import DEFAULT_LIMITS
@@ -160,23 +163,27 @@ def test_pieces_that_are_not_finite_are_an_error_too() -> None:
     assert len(list(decode_pieces(MPDD(100), MPDD(100).encode(gaussian(1, D), [1]), [50, D - 50]))) == 2
 
 
-def test_an_estimate_on_a_device_is_not_waited_for_where_its_scalars_are_small() -> None:
+def test_an_estimate_on_a_device_is_not_waited_for_where_its_scalars_are_small(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     looked = 0
+    device = DeviceBackend(torch.device("cpu"))
 
-    class Estimate:
-        def isfinite(self) -> Any:
+    class Watched(DeviceBackend):
+        def all_finite(self, values: Any) -> bool:
             nonlocal looked
             looked += 1
-            return np.ones(1, dtype=bool)
+            return super().all_finite(values)
 
-    class OnDevice(MPDD):
-        def _decode_sum_on_gpu(self, *args: Any) -> Any:
-            return Estimate()
-
-    codec = OnDevice(100)
+    monkeypatch.setattr("fedmpdd.codecs.base.backend_on", lambda name: device)
+    monkeypatch.setattr(
+        "fedmpdd.codecs.base.backend_of",
+        lambda rows: Watched(torch.device("cpu")) if isinstance(rows, torch.Tensor) else HOST,
+    )
+    codec = MPDD(100)
     codec.decode_mean_on("cuda", codec.encode(gaussian(1, D), [1]))
     assert looked == 0
-    codec.decode_mean_on("cuda", [replace(aligned(codec, Key(5), LARGEST), codec=codec)])
+    codec.decode_mean_on("cuda", [aligned(codec, Key(5), 2.0e38)])
     assert looked == 1
 
 

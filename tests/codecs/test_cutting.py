@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fedmpdd.codecs._cutting import CHUNK, gather, scatter
+from fedmpdd.codecs.cutting import CHUNK, gather, scatter
 from fedmpdd.directions import RUN, TILE
 
 Numbers = NDArray[np.float32]

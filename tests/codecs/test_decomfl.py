@@ -19,7 +19,7 @@ def test_differences_of_losses_are_directional_derivatives() -> None:
 
     directions = [reference.signs(9, j, d).astype(np.float64) for j in range(5)]
     differences = np.array([[loss(x + codec.step * u) - loss(x - codec.step * u) for u in directions]])
-    (update,) = codec.encode_losses(differences, [key], d)
+    (update,) = codec.encode_scalars(differences / (2 * codec.step), [key], d).updates()
     (exact,) = codec.encode((x - target)[np.newaxis].astype(np.float32), [key])
     assert np.allclose(update.arrays[0], exact.arrays[0], rtol=1e-5)
     estimate = sum(s * u for s, u in zip(update.arrays[0], directions, strict=True)) / 5
@@ -38,8 +38,8 @@ def test_parameters_that_no_codec_has(field: str, value: Any) -> None:
         DeComFL(**{field: value})
 
 
-def test_differences_must_fit() -> None:
+def test_scalars_must_fit() -> None:
     with pytest.raises(CodecError, match=r"expected \[1, 10\]"):
-        DeComFL().encode_losses(np.zeros((1, 9)), [Key(1)], 5)
+        DeComFL().encode_scalars(np.zeros((1, 9)), [Key(1)], 5)
     with pytest.raises(CodecError, match="too large"):
-        DeComFL(m=1).encode_losses(np.full((1, 1), 1e39), [Key(1)], 5)
+        DeComFL(m=1).encode_scalars(np.full((1, 1), 1e39), [Key(1)], 5)

@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from fedmpdd import Key
 from fedmpdd.codecs import EDEN, Parameters
-from fedmpdd.codecs._packing import unpack_indices
+from fedmpdd.codecs.backends import HOST
 from fedmpdd.codecs.eden import LLOYD_MAX, distortion
+from fedmpdd.codecs.packing import unpack_indices
 from fedmpdd.directions import hadamard_size, reference
 from fedmpdd.errors import CodecError, ContentError
 from tests.conftest import gaussian
@@ -64,7 +65,7 @@ def test_estimate_is_the_definition(bits: int, rows: int | None, slot: int) -> N
     codec = EDEN(bits, rows)
     update = codec.encode(g, [Key(seed, slot)])[0]
     assert np.allclose(codec.decode_mean([update]), estimate, rtol=1e-4, atol=1e-5)
-    indices = unpack_indices(update.arrays[1], bits, len(sent))
+    (indices,) = unpack_indices(HOST, update.arrays[1][np.newaxis], bits, len(sent))
     assert np.allclose(levels[indices], q[sent])
 
 

@@ -8,7 +8,9 @@ import pytest
 from numpy.typing import NDArray
 
 from fedmpdd import MPDD, Key, partitioned_keys
-from fedmpdd.codecs._arithmetic import largest_normal
+from fedmpdd.codecs.arithmetic import largest_normal
+from fedmpdd.codecs.backends import HOST
+from fedmpdd.codecs.scalar_codes import LevelCode
 from fedmpdd.directions import hadamard_size, reference
 from fedmpdd.errors import CodecError, KeyRangeError
 from tests.conftest import gaussian
@@ -42,18 +44,19 @@ def test_rounding_is_unbiased_given_the_scalars(bits: int) -> None:
     False alarm: largest of 40 z-scores above 5, less than 3e-5 with fresh seeds.
     """
     m, trials = 40, 4_000
-    codec = MPDD(m=m, bits=bits)
+    code = LevelCode(bits)
     scalars = gaussian(1, m)
     rounded = []
     for seed in range(trials):
-        scales, packed = codec._round(scalars, [Key(seed)])
-        rounded.append(np.asarray(codec._unpack(packed), dtype=np.float64)[0])
+        columns = code.write(HOST, scalars, None, [Key(seed)])
+        numbers, scales, _ = code.read(HOST, columns, m)
+        rounded.append(np.asarray(numbers, dtype=np.float64)[0])
     exact = scalars[0] / float(scales[0])
     errors = np.array(rounded) - exact
     assert np.abs(errors).max() < 1  # never more than one level off
     assert np.abs(rounded).max() in (
-        codec.levels,
-        codec.levels - 1,
+        code.levels,
+        code.levels - 1,
     )  # the largest scalar is on the last, or a hair below
     spread = errors.std(axis=0)
     moving = spread > 0  # the largest scalar never moves
@@ -63,8 +66,7 @@ def test_rounding_is_unbiased_given_the_scalars(bits: int) -> None:
 
 def test_slots_round_with_words_of_their_own() -> None:
     """Clients of a partitioned round share a seed; their rounding errors must not be the same."""
-    codec = MPDD(m=50, bits=4)
-    first, second = (codec._round(gaussian(1, 50), [Key(7, slot)])[1] for slot in (0, 1))
+    first, second = (LevelCode(4).write(HOST, gaussian(1, 50), None, [Key(7, slot)])[1] for slot in (0, 1))
     assert first.tolist() != second.tolist()
 
 

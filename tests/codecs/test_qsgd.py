@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from fedmpdd import Key, partitioned_keys
 from fedmpdd.codecs import QSGD
+from fedmpdd.codecs.backends import HOST
 from fedmpdd.directions import rounding_words
 from fedmpdd.errors import CodecError, ContentError
 from tests.conftest import gaussian
@@ -18,7 +19,7 @@ from tests.conftest import gaussian
 
 def levels_of(codec: QSGD, g: NDArray[np.float32], key: Key) -> tuple[float, NDArray[Any]]:
     norm, packed = codec.encode(g[np.newaxis], [key])[0].arrays
-    return float(norm[0]), codec._unpack(packed, slice(0, g.size))
+    return float(norm[0]), codec._unpack(HOST, packed, slice(0, g.size))
 
 
 @pytest.mark.parametrize("bits", [8, 4])

@@ -12,17 +12,15 @@ from typing import Any
 import dp_accounting
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 from scipy.stats import beta
 
 from fedmpdd.codecs import MPDD
 from fedmpdd.guarantees.guarantees import guarantees
 from fedmpdd.simulation import RunConfig, parse_config, sampling
-from fedmpdd.simulation.exchange import FrameExchange
-from fedmpdd.uplink.protection import Private
+from fedmpdd.uplink import Uplink
+from fedmpdd.uplink.protection import Protection
 from fedmpdd.wire.bundle import unpack_bundle
-from fedmpdd.wire.frames import Session
 
 CLIENTS, SELECTED, ROUNDS, DELTA, NOISE = 600, 60, 20, 1e-5, 0.5
 
@@ -144,13 +142,12 @@ class Game:
         private = config.codec.protection()
         assert private is not None
         self.config, self.private = config, private
-        self.exchange = FrameExchange(torch.device("cpu"), None, private, config.downlink_bits)
-        self.session = Session(CODEC, D, sends_seed=False)
+        self.uplink = Uplink(CODEC, D, "shared", protection=private, mean_bits=config.downlink_bits)
         self.gradient = np.random.default_rng(0).standard_normal((1, D)).astype(np.float32) * 100
 
     def worst(self, key: Any) -> NDArray[np.float64]:
         """The clipped scalars of the gradient: who looks on knows what to look for."""
-        (update,) = Private(CODEC, clip=self.private.clip).encode(self.gradient, [key])
+        (update,) = Protection(CODEC, clip=self.private.clip).encode(self.gradient, [key])
         return np.asarray(update.arrays[0], np.float64)
 
     def rounds(self, config: RunConfig, sign: int) -> Iterator[tuple[int, NDArray[np.int64], Any, Any]]:
@@ -162,8 +159,8 @@ class Game:
             gradients = np.where(clients[:, None] == VICTIM, sign * self.gradient, np.float32(0))
             keys = sampling.round_keys(config, k, clients)
             noise = sampling.noise_sources(config, k, clients)
-            sent = self.exchange.send(self.session, torch.from_numpy(gradients), keys, clients, noise)
-            yield k, clients, keys[0], self.exchange.receive(self.session, sent, keys, None)
+            uploads = self.uplink.encode(k, gradients, keys, clients.tolist(), noise)
+            yield k, clients, keys[0], self.uplink.mean(self.uplink.through_frames(k, uploads))
 
     def log_odds(self, scalars: NDArray[np.float64], key: Any) -> float:
         """How much likelier such noisy scalars are with the one gradient than with the other."""
@@ -189,7 +186,7 @@ def test_a_client_that_is_sent_bundles_tells_more_than_models_would() -> None:
         """The seed stands in the journal's header, and says which update of a bundle is the victim's."""
         seeded, odds = game.config.model_copy(update={"seed": seed}), 0.0
         for _, clients, key, received in game.rounds(seeded, sign):
-            bundle = unpack_bundle(received.bundle.pack(), CODEC, D)
+            bundle = unpack_bundle(received.bundle().pack(), CODEC, D)
             update = bundle.updates[int(np.flatnonzero(clients == VICTIM)[0])]
             odds += game.log_odds(update.arrays[0].astype(np.float64), key)
         return odds
@@ -215,7 +212,7 @@ def test_a_client_takes_its_own_noise_off_the_mean() -> None:
         seeded, odds = game.config.model_copy(update={"seed": seed}), 0.0
         for k, clients, key, received in game.rounds(seeded, sign):
             # Directions are orthogonal: the mean of the scalars is read off the step of the model.
-            (along,) = CODEC.encode(received.estimate.numpy()[np.newaxis], [key])
+            (along,) = CODEC.encode(received.estimate()[np.newaxis], [key])
             total = along.arrays[0].astype(np.float64) * M / D * len(clients)
             (source,) = sampling.noise_sources(seeded, k, clients[clients != VICTIM])
             odds += game.log_odds(total - game.private.noise_deviation * source.standard_normal(M), key)

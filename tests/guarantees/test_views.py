@@ -5,17 +5,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from fedmpdd.codecs import MPDD
 from fedmpdd.directions import Key
 from fedmpdd.errors import ConfigError, PrivacyError
 from fedmpdd.guarantees.views import TRAINING_EXAMPLES, Holdings, View, holdings, views
 from fedmpdd.simulation import RunConfig, make_federation, parse_config
-from fedmpdd.simulation.exchange import FrameExchange
-from fedmpdd.simulation.replay import bundle_codec
 from fedmpdd.tasks.data import DATASETS
-from fedmpdd.wire.frames import Session
+from fedmpdd.uplink import Uplink
 
 KEYS = ("sent", "derived", "partitioned", "shared")
 SECURE: tuple[dict[str, Any] | None, ...] = (
@@ -104,11 +101,10 @@ def test_every_combination() -> None:
 
 def test_refused_beside_protection() -> None:
     """What would need a row of its own is no config: memories, and codecs that cannot be clipped."""
-    for extra in ({"error_feedback": True}, {"memory": "damped"}, {"memory": "control"}):
-        with pytest.raises(ConfigError, match="a memory takes back"):
-            parse_config({"codec": {"name": "mpdd", "m": 16, **PROTECTED, **extra}})
+    with pytest.raises(ConfigError, match="error_feedback takes back"):
+        parse_config({"codec": {"name": "mpdd", "m": 16, **PROTECTED, "error_feedback": True}})
     for codec in ({"name": "topk", "k": 5}, {"name": "gaussian", "noise": 1.0}, {"name": "eden", "bits": 1}):
-        with pytest.raises(ConfigError, match="only mpdd has scalars to protect"):
+        with pytest.raises(ConfigError, match="has no scalars along directions to protect"):
             parse_config({"codec": {**codec, **PROTECTED}})
 
 
@@ -172,7 +168,7 @@ def test_bundles_of_the_engine_hold_what_the_table_says(changes: dict[str, Any],
     federation = make_federation(config)
     federation.run_round()
     federation.close()
-    bundle = unpack_bundle(federation.bundle, bundle_codec(config, federation.codec, 0), federation.model.d)
+    bundle = unpack_bundle(federation.bundle, config.bundle_codec(federation.codec, 0), federation.model.d)
     assert len(bundle.updates) == updates
     assert (by_model(config)["clients"].sight.noises > 1) == (updates == 1)
     assert federation.journal_header.config["seed"] == config.seed  # which samples follow from
@@ -188,14 +184,14 @@ def test_weights_by_examples_tell_who_took_part() -> None:
     codec, d = MPDD(64, family="hadamard"), 256
     private = parse_config({"codec": {"name": "mpdd", "m": 64, "family": "hadamard", **PROTECTED}}).codec.protection()
     assert private is not None
-    exchange, session = FrameExchange(torch.device("cpu"), None, private), Session(codec, d, sends_seed=False)
+    uplink = Uplink(codec, d, "shared", protection=private)
     widths: dict[float, list[float]] = {1.0: [], 1_000.0: []}
     for weight, seed in itertools.product(widths, range(20)):
         keys = [Key(seed)] * 10
         noise = [np.random.default_rng([seed, int(weight), client]) for client in range(10)]
-        sent = exchange.send(session, torch.zeros(10, d), keys, np.arange(10), noise)
-        received = exchange.receive(session, sent, keys, [weight, *[1.0] * 9])
-        widths[weight].append(float(received.estimate.norm()))
+        uploads = uplink.encode(0, np.zeros((10, d), np.float32), keys, range(10), noise)
+        mean = uplink.mean(uploads, [weight, *[1.0] * 9])
+        widths[weight].append(float(np.linalg.norm(mean.estimate())))
     assert max(widths[1.0]) < min(widths[1_000.0])
     assert "wider or narrower" in by_model(config)["central"].sample_is_known_because
 

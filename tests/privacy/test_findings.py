@@ -7,7 +7,6 @@ import pytest
 
 from fedmpdd.privacy.config import Audit, load_audit
 from fedmpdd.privacy.findings import codec_summary, row_of
-from fedmpdd.privacy.meter import revealed_bits
 from fedmpdd.privacy.scene import Scene, set_scene
 from fedmpdd.privacy.verdicts import INCONCLUSIVE, NOTHING, PARTLY
 
@@ -51,7 +50,7 @@ def test_a_row_is_the_median_over_images(audit: Audit, scene: Scene) -> None:
     assert row.labels_found == pytest.approx(2 / 3)
     assert row.truth_fits_better == pytest.approx(1 / 3)
     assert row.linkage == 0.25
-    assert row.bits_revealed == 2 * revealed_bits(scene.codec(audit, CODEC), len(scene.flat)) > 0
+    assert row.bits_revealed == 2 * scene.codec(audit, CODEC).revealed_bits(len(scene.flat)) > 0
     assert row.verdict == NOTHING
     stuck = {**cells, (CODEC, "dlg"): cell([0.2, 0.3, 0.7], [0.5, 2.0, 0.5], wrong)}
     assert row_of(audit, scene, CODEC, "dlg", stuck, [0.25, 0.35, 0.4]).verdict == INCONCLUSIVE

@@ -14,11 +14,11 @@ from tests.privacy.scenes import seen, smooth_network
 
 @pytest.mark.parametrize("family", ["rademacher", "hadamard"])
 def test_projection_and_its_derivative_are_those_of_the_dense_matrix(family: str) -> None:
-    codec, keys, d = MPDD(7, family=family), [Key(3), Key(4)], 50
+    keys, d = [Key(3), Key(4)], 50
     g = torch.from_numpy(gaussian(2, d)).requires_grad_()
     identity = torch.eye(d)
-    matrices = [project(identity, [key] * d, codec).T for key in keys]  # [m, d], one column at a time
-    scalars = project(g, keys, codec)
+    matrices = [project(identity, [key] * d, family, 7).T for key in keys]  # [m, d], one column at a time
+    scalars = project(g, keys, family, 7)
     assert torch.allclose(scalars, torch.stack([u @ row for u, row in zip(matrices, g, strict=True)]), atol=1e-4)
     weights = torch.from_numpy(gaussian(2, 7, seed=1))
     back = torch.autograd.grad((scalars * weights).sum(), g)[0]
@@ -46,11 +46,12 @@ def test_rounded_scalars_leave_the_truth_within_what_rounding_explains(bits: int
     sights = [o.sights[0] for o in observations]
     truth = victim.gradients(flat, torch.from_numpy(images), one_hot(torch.from_numpy(labels), victim.classes))
     for row, sight in zip(truth, sights, strict=True):
-        scalars = project(row[None], [sight.key], codec)[0].numpy() / float(sight.update.arrays[0][0])
-        assert (np.abs(scalars - codec.levels_of(sight.update)) < 1).all()
+        scalars = project(row[None], [sight.key], codec.family, codec.m)[0].numpy() / float(sight.update.arrays[0][0])
+        assert (np.abs(scalars - codec.written([sight.update]).numbers[0]) < 1).all()
     # Only the mild pull towards the level itself is left: below a twentieth of a squared step a scalar.
     steps = torch.tensor([float(s.update.arrays[0][0]) for s in sights]).square() * codec.m
-    power = torch.tensor([float((s.update.arrays[0][0] * codec.levels_of(s.update) ** 2).sum()) for s in sights])
+    numbers = codec.written([s.update for s in sights]).numbers
+    power = torch.tensor([float((s.update.arrays[0][0] * n**2).sum()) for s, n in zip(sights, numbers, strict=True)])
     assert (match_sent(sights)(truth) <= 0.05 * steps / (power * steps.sqrt() / codec.m**0.5)).all()
 
 
@@ -60,8 +61,8 @@ def test_a_one_bit_observation_is_consistent_with_the_truth() -> None:
     observations, images, labels = seen(victim, flat, codec)
     sights = [o.sights[0] for o in observations]
     truth = victim.gradients(flat, torch.from_numpy(images), one_hot(torch.from_numpy(labels), victim.classes))
-    scalars = project(truth, [s.key for s in sights], codec).numpy()
-    signs = np.stack([codec.levels_of(s.update) for s in sights])
+    scalars = project(truth, [s.key for s in sights], codec.family, codec.m).numpy()
+    signs = codec.written([s.update for s in sights]).numbers
     assert (np.sign(scalars) == signs).all()
     match = match_sent(sights)
     assert (match(truth) < match(truth.roll(1, dims=0))).all()
@@ -77,7 +78,7 @@ def test_peaks_are_consistent_with_the_truth(family: str) -> None:
     sights = [o.sights[0] for o in observations]
     truth = victim.gradients(flat, torch.from_numpy(images), one_hot(torch.from_numpy(labels), victim.classes))
     for row, sight in zip(truth, sights, strict=True):
-        assert codec.norm_of(sight.update) == pytest.approx(float(row.norm()), rel=0.5)
+        assert codec.magnitude(sight.update) == pytest.approx(float(row.norm()), rel=0.5)
     match = match_sent(sights)
     assert (match(truth) < match(truth.roll(1, dims=0))).all()
     assert (match(truth) < match(-truth)).all()

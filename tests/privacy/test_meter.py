@@ -2,15 +2,15 @@ import numpy as np
 import pytest
 
 from fedmpdd.codecs import MPDD, QSGD, FedSGD, Peaks, SAFedLora
-from fedmpdd.privacy.meter import entropy_bound, meter, revealed_bits
+from fedmpdd.privacy.meter import entropy_bound, meter
 
 
 def test_bits_are_counted_exactly() -> None:
-    assert revealed_bits(MPDD(50, bits=1), 1000) == 50 + 32
-    assert revealed_bits(MPDD(50, bits=4), 1000) == 200 + 32
-    assert revealed_bits(MPDD(50), 1000) == 1600
-    assert revealed_bits(FedSGD(), 1000) == 32_000
-    assert revealed_bits(QSGD(bits=4), 1000) == 8 * QSGD(bits=4).bytes_per_update(1000)
+    assert MPDD(50, bits=1).revealed_bits(1000) == 50 + 32
+    assert MPDD(50, bits=4).revealed_bits(1000) == 200 + 32
+    assert MPDD(50).revealed_bits(1000) == 1600
+    assert FedSGD().revealed_bits(1000) == 32_000
+    assert QSGD(bits=4).revealed_bits(1000) == 8 * QSGD(bits=4).bytes_per_update(1000)
 
 
 def test_a_bound_on_entropy_is_a_size_that_is_enough() -> None:

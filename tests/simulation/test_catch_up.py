@@ -12,7 +12,7 @@ from fedmpdd.errors import ContentError, FedmpddError, WireError
 from fedmpdd.runs.folders import Run
 from fedmpdd.simulation.catch_up import CatchUp, message_bytes, unpack_catch_up
 from fedmpdd.simulation.journal import JOURNAL, JournalReader, Record
-from fedmpdd.simulation.replay import Replica, replay
+from fedmpdd.simulation.replay import JournalReplica, replay
 from tests.simulation.test_replay import CASES, ROUNDS, config
 
 
@@ -34,14 +34,14 @@ def test_a_client_that_was_never_there_needs_header_and_bundles(journal: Path) -
     assert len(data) == message_bytes([len(b) for b in bundles], header=len(header.pack()))
     message = unpack_catch_up(data)
     assert message.header is not None
-    late = Replica(message.header)
+    late = JournalReplica(message.header)
     late.catch_up(message)
     assert (late.next_round, late.sha256) == (ROUNDS, rounds[-1].model_sha256)
 
 
 def test_a_client_that_missed_rounds_needs_those(journal: Path) -> None:
     header, rounds = records(journal)
-    client = Replica(header)
+    client = JournalReplica(header)
     for first, last in ((0, 1), (1, 7), (7, 7), (7, ROUNDS)):
         data = CatchUp(first, tuple(record.bundle for record in rounds[first:last])).pack()
         client.catch_up(unpack_catch_up(data))
@@ -53,12 +53,12 @@ def test_a_client_that_missed_rounds_needs_those(journal: Path) -> None:
 def test_a_model_does_as_well(journal: Path) -> None:
     """With what the optimiser keeps: otherwise the next step would be another one."""
     header, rounds = records(journal)
-    server = Replica(header)
+    server = JournalReplica(header)
     for record in rounds[:6]:
         server.apply(record.bundle)
     data = CatchUp(6, vectors=server.vectors()).pack()
     assert len(data) == message_bytes(vectors=4 * header.d * len(server.vectors()))
-    late = Replica(header)
+    late = JournalReplica(header)
     late.catch_up(unpack_catch_up(data, header.d))
     for record in rounds[6:]:
         late.apply(record.bundle)

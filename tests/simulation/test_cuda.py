@@ -30,7 +30,7 @@ CODECS: list[dict[str, Any]] = [
     {"name": "signsgd"},
     {"name": "lp-proj", "size": 50},
     {"name": "sa-fedlora", "warmup": 0},
-    {"name": "eden", "rows": 2000},  # through frames
+    {"name": "eden", "rows": 2000},
     {"name": "peaks", "m": 20},
     {"name": "topk", "k": 500, "error_feedback": True},
     {"name": "decomfl", "m": 3, "keys": "shared"},
@@ -90,6 +90,35 @@ def test_memories_survive_a_checkpoint(gpu: str) -> None:
     whole.run_round()
     resumed.run_round()
     assert torch.equal(whole.flat, resumed.flat)
+
+
+EVERY_CODEC: list[dict[str, Any]] = [
+    *CODECS,
+    {"name": "qsgd", "bits": 4},
+    {"name": "topk", "k": 500},
+    {"name": "randk", "k": 500},
+    {"name": "eden", "bits": 1},
+    {"name": "laplace", "noise": 1e-4},
+    {"name": "gaussian", "noise": 1e-4},
+    {"name": "signsgd", "scaled": False},
+    {"name": "mpdd", "m": 200, "bits": 4, "keys": "shared"},
+    {"name": "mpdd", "m": 200, "clip": 1.0, "noise_multiplier": 0.1},
+]
+
+
+@pytest.mark.parametrize("codec", EVERY_CODEC, ids=lambda codec: "-".join(map(str, codec.values())))
+def test_a_journal_changes_no_number(gpu: str, codec: dict[str, Any]) -> None:
+    """Updates that stay on the GPU, those that a journal records, and those that become frames: one model."""
+    plain = federation(gpu, codec=codec)
+    framed = federation_of(parse_config({**BASE, "codec": codec, "device": gpu}), images(), frames=True)
+    others = [framed]
+    if not codec.get("error_feedback"):  # which keeps no journal
+        others.append(federation(gpu, codec=codec, journal=True))
+    for _ in range(3):
+        plain.run_round()
+        for other in others:
+            other.run_round()
+            assert torch.equal(plain.flat, other.flat)
 
 
 def test_it_learns(gpu: str) -> None:

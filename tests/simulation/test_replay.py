@@ -16,7 +16,7 @@ from fedmpdd.errors import ConfigError, JournalError, RunError
 from fedmpdd.runs.folders import Run, read_metrics
 from fedmpdd.simulation import parse_config
 from fedmpdd.simulation.journal import BARE, JOURNAL, WITH_MODEL, JournalReader
-from fedmpdd.simulation.replay import Replica, replay, write_model
+from fedmpdd.simulation.replay import JournalReplica, replay, write_model
 from tests.simulation.test_engine import BASE
 
 ONE_BIT = {"name": "mpdd", "m": 64, "bits": 1, "family": "hadamard"}
@@ -35,11 +35,11 @@ CASES: dict[str, dict[str, Any]] = {
     "shared mean": {"codec": {**ONE_BIT, "keys": "shared"}, "downlink": "replay", "downlink_bits": 4},
     "momentum": {"server": {"optimiser": "momentum"}},
     "adam": {"server": {"optimiser": "adam"}, "downlink": "replay"},
-    "control": {
+    "momentum, mean": {
         "codec": {**ONE_BIT, "keys": "shared"},
         "downlink": "replay",
         "downlink_bits": 8,
-        "server": {"control": 0.1, "optimiser": "momentum"},
+        "server": {"optimiser": "momentum"},
     },
     "qsgd": {"codec": {"name": "qsgd", "bits": 8}},
     "fedsgd": {"codec": {"name": "fedsgd"}},
@@ -142,7 +142,7 @@ def test_a_run_goes_on_with_a_version_that_has_more_settings(tmp_path: Path) -> 
     data = (folder / JOURNAL).read_bytes()
     with JournalReader(folder / JOURNAL) as reader:
         header = reader.header
-    earlier = header._replace(config={k: v for k, v in header.config.items() if k != "evaluate_mean"})
+    earlier = header._replace(config={k: v for k, v in header.config.items() if k != "robust"})
     (folder / JOURNAL).write_bytes(earlier.pack(WITH_MODEL) + data[len(header.pack()) :])
     (folder / "summary.json").unlink()
     assert Run.resume(folder).train()["model_sha256"] == whole["model_sha256"]
@@ -294,7 +294,7 @@ def test_a_header_that_lies_about_the_model_takes_no_memory(tmp_path: Path) -> N
         header = reader.header
     for wrong in (header._replace(shape=(1, 2**16, 2**16)), header._replace(classes=2**16), header._replace(d=10)):
         with pytest.raises(JournalError, match="it was changed"):
-            Replica(wrong)
+            JournalReplica(wrong)
 
 
 # ------------------------------------------------------------------------------------------- whose code it is
@@ -323,7 +323,7 @@ def test_a_folder_imports_nothing_unless_it_is_trusted(foreign: Path) -> None:
         for opened in (
             lambda trust=trust: Run.resume(foreign, trust_imports=trust),
             lambda trust=trust: replay(foreign, trust_imports=trust),
-            lambda trust=trust: Replica(header, initial=initial, trust_imports=trust),
+            lambda trust=trust: JournalReplica(header, initial=initial, trust_imports=trust),
         ):
             with pytest.raises(RunError, match=rf"{IMPORTED}:Tiny.*--trust-imports, or with model={IMPORTED}:Tiny"):
                 opened()

@@ -78,14 +78,9 @@ def test_settings_are_used() -> None:
         ({"robust": {"trim": 0.5}}, "robust.trim"),
         ({"robust": {"shrink": 0.0}}, "robust.shrink"),
         ({"robust": {"trim": 0.1, "other": 1}}, "robust.other is not a key"),
-        ({"robust": {}, "secure": {"clip": 1.0}}, "nobody sees single updates"),
+        ({"robust": {}, "secure": {"clip": 1.0}}, "nobody a single update"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(changes: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         config(CODECS[0], **changes)
-
-
-def test_memories_that_the_server_adds_back_are_refused() -> None:
-    with pytest.raises(ConfigError, match="adds back the memories"):
-        config({"name": "mpdd", "m": 60, "memory": "control"}, robust={})

@@ -11,7 +11,7 @@ from fedmpdd.runs.folders import Run
 from fedmpdd.secure_sum import Terms, bytes_up, secure_sum
 from fedmpdd.simulation import Federation, make_federation, parse_config
 from fedmpdd.simulation.replay import replay
-from fedmpdd.simulation.secure import SecureExchange
+from fedmpdd.simulation.secure import SecureUplink
 from tests.simulation.test_engine import BASE
 
 SHARED = {"name": "mpdd", "m": 64, "family": "hadamard", "keys": "shared"}
@@ -36,15 +36,15 @@ def test_what_is_added_up_is_what_the_protocol_adds_up() -> None:
     """The engine leaves the masks out; with them the sum is the same."""
     fed = federation(secure={"clip": 1.0, "noise_multiplier": 0.1})
     seen: list[Any] = []
-    send = fed._exchange.send
+    encode = fed._uplink.encode
 
     def spy(*arguments: Any) -> Any:
-        seen.append(send(*arguments))
+        seen.append(encode(*arguments))
         return seen[-1]
 
-    fed._exchange.send = spy  # type: ignore[method-assign, assignment]
+    fed._uplink.encode = spy
     metrics = fed.run_round()
-    elements = seen[0].content & np.uint64(2**32 - 1)
+    elements = seen[0].elements & np.uint64(2**32 - 1)
     found = secure_sum(elements, fed._fewest)
     assert (found.total == (elements.sum(axis=0) & np.uint64(2**32 - 1))).all()
     assert found.up.sum() == metrics.uplink_bytes
@@ -61,15 +61,15 @@ def test_with_neighbours_the_sum_is_the_same_and_takes_fewer_bytes() -> None:
 
 def test_clipping_bounds_what_a_client_adds_whatever_rounding_does() -> None:
     fed = federation(secure={"clip": 1e-3, "ring_bits": 24})
-    exchange = fed._exchange
-    assert isinstance(exchange, SecureExchange)
+    uplink = fed._uplink
+    assert isinstance(uplink, SecureUplink)
     gradients, _ = fed._client_step(fed.flat, fed._plan_of(0).batches)
-    sent = exchange.send(fed._session_of(fed.codec), gradients, fed._plan_of(0).keys, fed._plan_of(0).present)
+    uploads = uplink.encode(0, gradients.numpy(), fed._plan_of(0).keys, fed._plan_of(0).present.tolist())
     spare = np.uint64(40)
-    whole = (sent.content << spare).view(np.int64) >> np.int64(40)
-    lengths = np.linalg.norm(whole * exchange.step, axis=1)
-    assert (lengths <= exchange.bound).all()
-    assert lengths.max() > 0.99 * exchange.bound
+    whole = (uploads.elements << spare).view(np.int64) >> np.int64(40)
+    lengths = np.linalg.norm(whole * uplink.step, axis=1)
+    assert (lengths <= uplink.bound).all()
+    assert lengths.max() > 0.99 * uplink.bound
 
 
 def test_noise_has_the_deviation_that_is_counted() -> None:
@@ -80,11 +80,9 @@ def test_noise_has_the_deviation_that_is_counted() -> None:
         rows = []
         for fed in (quiet, noisy):
             plan = fed._plan_of(k)
-            session = fed._session_of(fed.codec)
-            sent = fed._send(session, fed._compute(session.codec, plan)[0], plan)
-            _, bundle = fed._exchange.receive(session, sent, plan.keys, None)
-            assert bundle is not None
-            rows.append(bundle.updates[0].arrays[0])
+            uploads = fed._encode(fed._compute(plan)[0], plan)
+            (update,) = fed._uplink.mean(uploads).batch
+            rows.append(update.arrays[0])
         differences.append(rows[1] - rows[0])
     expected = 0.5 * np.sqrt(64) / np.sqrt(10)
     assert np.std(differences) == pytest.approx(expected, rel=0.12)
@@ -116,8 +114,8 @@ def test_a_journal_holds_the_sums(tmp_path: Path) -> None:
         ({"codec": {**SHARED, "keys": "sent"}}, "along the same directions"),
         ({"codec": {**SHARED, "bits": 1}}, "32 bits"),
         ({"codec": {"name": "topk", "k": 3}}, "fedsgd"),
-        ({"codec": {**SHARED, "clip": 1.0}}, "of its own"),
-        ({"weighting": "examples"}, "how much a client has"),
+        ({"codec": {**SHARED, "clip": 1.0}}, "clips and adds noise itself"),
+        ({"weighting": "examples"}, "a single update"),
         ({"clients_per_round": 1, "participation": None}, "no sum"),
         (
             {"secure": {"clip": 1.0, "noise_multiplier": 50.0, "ring_bits": 16}, "codec": {"name": "fedsgd"}},

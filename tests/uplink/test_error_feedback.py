@@ -20,7 +20,7 @@ def test_what_was_sent_and_what_is_remembered_is_all_there_was(codec: Codec) -> 
     for t in range(rounds):
         gradients = gaussian(3, d, seed=t)
         total += gradients
-        updates = feedback.encode(gradients, [1_000 * t + i for i in range(3)], clients)
+        updates = feedback.encode(gradients, [1_000 * t + i for i in range(3)], clients).updates()
         sent += [codec.decode_mean([update]) for update in updates]
     memory = np.array([feedback.state()[client] for client in clients])
     assert np.allclose(sent + memory, total, atol=1e-4)
@@ -30,11 +30,11 @@ def test_what_was_sent_and_what_is_remembered_is_all_there_was(codec: Codec) -> 
 def test_topk_of_one_round_is_the_definition() -> None:
     feedback = ErrorFeedback(TopK(2))
     g = gaussian(1, 9)
-    first = feedback.encode(g, [1], [0])[0]
+    first = feedback.encode(g, [1], [0]).updates()[0]
     memory = g[0] - TopK(2).decode_mean([first])
     assert feedback.state()[0].tolist() == memory.tolist()
     assert np.count_nonzero(memory) == 7
-    second = feedback.encode(g, [1], [0])[0]
+    second = feedback.encode(g, [1], [0]).updates()[0]
     assert second == TopK(2).encode((g[0] + memory)[np.newaxis], [1])[0]
 
 
@@ -52,8 +52,10 @@ def distance_after(codec: Codec, with_feedback: bool, rate: float, rounds: int) 
     for t in range(rounds):
         gradients = (x - target - pull).astype(np.float32)
         keys = [clients * t + i for i in range(clients)]
-        updates = feedback.encode(gradients, keys, range(clients)) if with_feedback else codec.encode(gradients, keys)
-        x = x - np.float32(rate) * codec.decode_mean(updates)
+        batch = (
+            feedback.encode(gradients, keys, range(clients)) if with_feedback else codec.encode_batch(gradients, keys)
+        )
+        x = x - np.float32(rate) * batch.decode()
     return float(np.linalg.norm(x - target) / np.linalg.norm(target))
 
 
@@ -80,7 +82,7 @@ def test_state_goes_through_a_checkpoint() -> None:
     second.load(state)
     state[0][:] = 99  # neither side holds on to the caller's arrays
     g = gaussian(2, 30, seed=1)
-    assert first.encode(g, [1, 2], [0, 1]) == second.encode(g, [1, 2], [0, 1])
+    assert first.encode(g, [1, 2], [0, 1]).updates() == second.encode(g, [1, 2], [0, 1]).updates()
     assert {c: m.tolist() for c, m in first.state().items()} == {c: m.tolist() for c, m in second.state().items()}
     second.load({})
     assert second.state() == {}

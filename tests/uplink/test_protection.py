@@ -13,9 +13,9 @@ from scipy import stats
 
 from fedmpdd import MPDD, Key, Session
 from fedmpdd.codecs import FedSGD
-from fedmpdd.codecs._arithmetic import sphere_factor
+from fedmpdd.codecs.arithmetic import sphere_factor
 from fedmpdd.errors import CodecError, GradientError, KeyRangeError
-from fedmpdd.uplink.protection import NoiseSource, Private, SystemNoise
+from fedmpdd.uplink.protection import NoiseSource, Protection, SystemNoise, clipped_rows
 from tests.conftest import gaussian
 
 
@@ -35,9 +35,9 @@ def generators(count: int, seed: int = 0) -> list[NoiseSource]:
     clip=st.floats(1e-6, 1e6),
 )
 def test_no_row_is_ever_longer_than_the_bound(scalars: NDArray[np.float32], clip: float) -> None:
-    private = Private(MPDD(scalars.shape[1]), clip=clip)
+    private = Protection(MPDD(scalars.shape[1]), clip=clip)
     given_rows = scalars.astype(np.float64)
-    clipped = private.clipped(given_rows)
+    clipped = clipped_rows(given_rows, private.bound)
     assert (np.linalg.norm(clipped, axis=1) <= private.bound).all()
     short = np.linalg.norm(given_rows, axis=1) <= private.bound
     assert np.array_equal(clipped[short], given_rows[short])
@@ -45,7 +45,7 @@ def test_no_row_is_ever_longer_than_the_bound(scalars: NDArray[np.float32], clip
 
 @pytest.mark.parametrize("family", ["rademacher", "hadamard"])
 def test_what_is_sent_without_noise_is_within_the_bound_however_large_the_gradient(family: str) -> None:
-    private = Private(MPDD(30, family=family), clip=2.0)
+    private = Protection(MPDD(30, family=family), clip=2.0)
     for size in (1e-3, 1.0, 1e3, 1e20):
         update = private.encode(gaussian(1, 500) * np.float32(size), [7])[0]
         assert np.linalg.norm(update.arrays[0].astype(np.float64)) <= private.bound * (1 + 1e-6)  # sent as float32
@@ -55,7 +55,7 @@ def test_what_is_sent_without_noise_is_within_the_bound_however_large_the_gradie
 def test_a_gradient_within_the_bound_is_sent_as_it_is() -> None:
     codec = MPDD(30)
     gradients = gaussian(3, 500)
-    assert Private(codec, clip=1e6).encode(gradients, [1, 2, 3]) == codec.encode(gradients, [1, 2, 3])
+    assert Protection(codec, clip=1e6).encode(gradients, [1, 2, 3]).updates() == codec.encode(gradients, [1, 2, 3])
 
 
 # ----------------------------------------------------------------------------------------------------- noise
@@ -68,22 +68,22 @@ def test_noise_is_normal_with_the_stated_deviation(source: NoiseSource) -> None:
     False alarm: 1e-6. The system's noise is fresh in every run of the tests, so that one run in a million may fail.
     """
     m = 40_000
-    private = Private(MPDD(m), clip=0.25, noise_multiplier=0.5)
+    private = Protection(MPDD(m), clip=0.25, noise_multiplier=0.5)
     assert private.noise_deviation == pytest.approx(0.5 * math.sqrt(m) * 0.25)
     noise = private.encode(np.zeros((1, 10), dtype=np.float32), [1], [source])[0].arrays[0]
     assert stats.kstest(noise / private.noise_deviation, "norm").pvalue > 1e-6
 
 
 def test_noise_of_the_system_is_never_the_same_and_clients_have_their_own() -> None:
-    private = Private(MPDD(50), clip=1.0, noise_multiplier=1.0)
+    private = Protection(MPDD(50), clip=1.0, noise_multiplier=1.0)
     gradients = np.repeat(gaussian(1, 100), 2, axis=0)
     first, second = private.encode(gradients, [1, 1])
     assert first != second
-    assert private.encode(gradients, [1, 1]) != [first, second]
+    assert list(private.encode(gradients, [1, 1])) != [first, second]
 
 
 def test_generators_make_it_repeatable_and_every_seed_another() -> None:
-    private = Private(MPDD(50, bits=4), clip=1.0, noise_multiplier=1.0)
+    private = Protection(MPDD(50, bits=4), clip=1.0, noise_multiplier=1.0)
     gradients = gaussian(2, 100)
     assert private.encode(gradients, [1, 2], generators(2)) == private.encode(gradients, [1, 2], generators(2))
     assert private.encode(gradients, [1, 2], generators(2)) != private.encode(gradients, [1, 2], generators(2, seed=1))
@@ -104,7 +104,7 @@ def test_bits_and_scale_see_nothing_but_noisy_scalars(bits: int, grid: float | N
             return self._wanted
 
     m = 16
-    private = Private(MPDD(m, bits=bits), clip=1e9, noise_multiplier=1e-9, scale_grid=grid)
+    private = Protection(MPDD(m, bits=bits), clip=1e9, noise_multiplier=1e-9, scale_grid=grid)
     frames = []
     noisy = np.random.default_rng(1).integers(-50, 50, m)
     for size in (1, 64):
@@ -122,7 +122,7 @@ def test_updates_are_those_of_the_codec() -> None:
     for bits in (32, 8, 1):
         codec = MPDD(20, bits=bits)
         session = Session(codec, 100, sends_seed=False)
-        updates = Private(codec, clip=1.0, noise_multiplier=1.0).encode(gaussian(2, 100), [Key(1), Key(2)])
+        updates = Protection(codec, clip=1.0, noise_multiplier=1.0).encode(gaussian(2, 100), [Key(1), Key(2)]).updates()
         received = [session.unpack(session.pack(update), update.key) for update in updates]
         assert received == updates
         assert np.isfinite(codec.decode_mean(received)).all()
@@ -145,7 +145,7 @@ def test_mean_and_variance_of_the_estimate(family: str, bits: int, noise: float,
     d, m, trials = 256, 40, 3_000
     g = gaussian(1, d)
     norm = float(np.linalg.norm(g))
-    private = Private(MPDD(m, bits=bits, family=family), clip=2 * norm, noise_multiplier=noise, scale_grid=grid)
+    private = Protection(MPDD(m, bits=bits, family=family), clip=2 * norm, noise_multiplier=noise, scale_grid=grid)
     updates = private.encode(np.repeat(g, trials, axis=0), range(trials), generators(trials))
     estimates = np.array([private.codec.decode_mean([update]) for update in updates], dtype=np.float64)
     other = gaussian(d, seed=1).astype(np.float64)
@@ -167,7 +167,7 @@ def test_mean_and_variance_of_the_estimate(family: str, bits: int, noise: float,
 def test_noise_costs_the_same_whatever_m() -> None:
     """docs/protection.md: d·(noise·clip/‖g‖)², the error of the same noise on the whole gradient."""
     for m in (1, 10, 500):
-        private = Private(MPDD(m), clip=3.0, noise_multiplier=0.5)
+        private = Protection(MPDD(m), clip=3.0, noise_multiplier=0.5)
         assert private.variance(1_000, norm=2.0) - MPDD(m).variance(1_000) == pytest.approx(1_000 * (0.5 * 3 / 2) ** 2)
 
 
@@ -187,8 +187,8 @@ def test_scales_are_on_the_grid_and_right_on_average(grid: float) -> None:
     codec = MPDD(8, bits=1)
     g = gaussian(1, 100)
     exact = codec.encode(g, [1])[0]
-    private = Private(codec, scale_grid=grid)
-    updates = private.encode(np.repeat(g, trials, axis=0), [1] * trials, generators(trials))
+    private = Protection(codec, scale_grid=grid)
+    updates = private.encode(np.repeat(g, trials, axis=0), [1] * trials, generators(trials)).updates()
     scales = np.array([update.arrays[0][0] for update in updates], dtype=np.float64)
     exponents = np.log(scales) / math.log(grid)
     assert np.allclose(exponents, np.round(exponents), atol=1e-5)
@@ -199,17 +199,17 @@ def test_scales_are_on_the_grid_and_right_on_average(grid: float) -> None:
 
 @given(scale=st.floats(1e-40, 1e38), grid=st.floats(1.01, 100.0))
 def test_a_coarse_scale_is_next_to_the_exact_one(scale: float, grid: float) -> None:
-    coarse = Private(MPDD(1, bits=1), scale_grid=grid)._coarse(scale, np.random.default_rng(0))
+    coarse = Protection(MPDD(1, bits=1), scale_grid=grid)._coarse(scale, np.random.default_rng(0))
     assert scale / grid * (1 - 1e-9) <= coarse <= scale * grid * (1 + 1e-9)
 
 
 def test_scales_at_the_ends_of_float32() -> None:
-    private = Private(MPDD(4, bits=1), scale_grid=1e6)
+    private = Protection(MPDD(4, bits=1), scale_grid=1e6)
     zero = private.encode(np.zeros((1, 5), dtype=np.float32), [1])[0]
     assert not any(array.any() for array in zero.arrays)
     rounds_up = next(seed for seed in range(1_000) if np.random.default_rng([seed, 0]).random() < 0.05)
     with pytest.raises(CodecError, match="the coarse scale is above"):
-        Private(MPDD(4, bits=1), scale_grid=1e3).encode(
+        Protection(MPDD(4, bits=1), scale_grid=1e3).encode(
             np.full((1, 2), 5e37, dtype=np.float32), [1], generators(1, rounds_up)
         )
     tiny = np.full((1, 5), 1e-45, dtype=np.float32)
@@ -233,20 +233,20 @@ def test_scales_at_the_ends_of_float32() -> None:
         ({"clip": "1"}, "clip = '1'"),
         ({"clip": 1.0, "noise_multiplier": -1}, "noise_multiplier = -1"),
         ({"clip": 1.0, "noise_multiplier": math.nan}, "noise_multiplier = nan"),
-        ({"clip": 1.0, "scale_grid": 2.0}, "their own size tells the norm"),
+        ({"clip": 1.0, "scale_grid": 2.0}, "the size of its scalars tells the norm"),
         ({"scale_grid": 1.0}, "scale_grid = 1.0: expected a finite number above 1"),
     ],
 )
 def test_settings_that_cannot_be_meant(options: dict[str, Any], message: str) -> None:
     with pytest.raises(CodecError, match=message):
-        Private(MPDD(3), **options)
+        Protection(MPDD(3), **options)
 
 
 def test_bad_calls() -> None:
     not_mpdd: Any = FedSGD()
     with pytest.raises(CodecError, match="use FedMPDD"):
-        Private(not_mpdd, clip=1.0)
-    private = Private(MPDD(3), clip=1.0, noise_multiplier=1.0)
+        Protection(not_mpdd, clip=1.0)
+    private = Protection(MPDD(3), clip=1.0, noise_multiplier=1.0)
     with pytest.raises(CodecError, match="2 gradients came with 1 sources"):
         private.encode(gaussian(2, 5), [1, 2], generators(1))
     with pytest.raises(KeyRangeError):
@@ -254,6 +254,6 @@ def test_bad_calls() -> None:
     with pytest.raises(GradientError):
         private.encode(np.full((1, 5), np.nan, dtype=np.float32), [1])
     with pytest.raises(CodecError, match="clip and noise are too large"):
-        Private(MPDD(3), clip=1e38, noise_multiplier=1e3).encode(gaussian(1, 5), [1], generators(1))
+        Protection(MPDD(3), clip=1e38, noise_multiplier=1e3).encode(gaussian(1, 5), [1], generators(1))
     with pytest.raises(CodecError, match="norm = 0"):
         private.variance(10, norm=0)

@@ -1,21 +1,20 @@
-"""Codecs: one file each, one contract, one registry."""
+"""Codecs: one file each, one contract, one registry that is open to users."""
 
-from fedmpdd.codecs.base import NO_KEY, Arrays, Codec, Parameters, Section, Update
+from fedmpdd.codecs.base import NO_KEY, Arrays, Batch, Codec, Parameters, Section, Update
 from fedmpdd.codecs.decomfl import DeComFL
 from fedmpdd.codecs.eden import EDEN
 from fedmpdd.codecs.fedsgd import FedSGD
-from fedmpdd.codecs.gaussian import Gaussian
-from fedmpdd.codecs.laplace import Laplace
 from fedmpdd.codecs.lp_proj import LpProj
 from fedmpdd.codecs.mpdd import MPDD
+from fedmpdd.codecs.noise import Gaussian, Laplace
 from fedmpdd.codecs.peaks import Peaks
-from fedmpdd.codecs.pieces import decode_pieces, encode_pieces
 from fedmpdd.codecs.qsgd import QSGD
 from fedmpdd.codecs.randk import RandK
-from fedmpdd.codecs.registry import CODECS, make_codec
+from fedmpdd.codecs.registry import CODECS, make_codec, register
 from fedmpdd.codecs.sa_fedlora import SAFedLora
-from fedmpdd.codecs.shared_mean import mean_rounding, shared_mean, update_of_scalars
+from fedmpdd.codecs.scalar_codec import ScalarCodec
 from fedmpdd.codecs.signsgd import SignSGD
+from fedmpdd.codecs.streaming import decode_pieces, encode_pieces
 from fedmpdd.codecs.topk import TopK
 
 __all__ = [
@@ -25,6 +24,7 @@ __all__ = [
     "NO_KEY",
     "QSGD",
     "Arrays",
+    "Batch",
     "Codec",
     "DeComFL",
     "FedSGD",
@@ -35,6 +35,7 @@ __all__ = [
     "Peaks",
     "RandK",
     "SAFedLora",
+    "ScalarCodec",
     "Section",
     "SignSGD",
     "TopK",
@@ -42,7 +43,5 @@ __all__ = [
     "decode_pieces",
     "encode_pieces",
     "make_codec",
-    "mean_rounding",
-    "shared_mean",
-    "update_of_scalars",
+    "register",
 ]

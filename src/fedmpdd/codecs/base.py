@@ -1,22 +1,33 @@
-"""The contract that FedMPDD and every rival keep."""
+"""The contract that FedMPDD and every rival keep.
+
+An author writes six things: `name`, `sections`, `check_content`, `_encode`, `_decode_sum`, and how the codec travels
+(`parameters`). What others may ask has an answer here that is safe for every codec, and that a codec which knows better
+overrides: `unbiased`, `needs_key`, `variance`, `magnitude`, `evidence`, `work`.
+"""
 
 import math
+import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpdd.directions import MAX_M, Key, check_gradients, check_key
+from fedmpdd.codecs.backends import HOST, Array, Backend, backend_of, backend_on
+from fedmpdd.codecs.evidence import Coordinates, Evidence
+from fedmpdd.directions import MAX_M, Key, check_d, check_gradients, check_key
 from fedmpdd.errors import CodecError, ContentError, KeyRangeError
 
 if TYPE_CHECKING:  # PyTorch is there where tensors come in, and is not needed before
     from torch import Tensor
 
+    from fedmpdd.codecs.scalar_codec import ScalarCodec
+
 Float32 = NDArray[np.float32]
 Arrays = tuple[NDArray[Any], ...]  # what an update consists of: one array per section of its codec
+Columns = tuple[Any, ...]  # the same of several updates: per section an array [updates, length], or one row each
 
 NO_KEY = Key(0, 0)  # of updates whose codec needs none to decode
 
@@ -62,6 +73,88 @@ class Update:
         return hash((self.codec, self.d, self.key, *(array.tobytes() for array in self.arrays)))
 
 
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """The updates of several clients, side by side and where they were made, on the CPU or on a GPU.
+
+    columns: one entry per section of the codec: an array [updates, length], or a sequence of rows.
+    is_finite: whether they are known to decode to finite numbers: what encode makes always does.
+    """
+
+    codec: "Codec"
+    d: int
+    keys: tuple[Key, ...]
+    columns: Columns
+    is_finite: bool = False
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __eq__(self, other: object) -> bool:
+        return self.updates() == other.updates() if isinstance(other, Batch) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.updates()))
+
+    def __iter__(self) -> "Iterator[Update]":
+        return iter(self.updates())
+
+    def __getitem__(self, number: int) -> Update:
+        return self.part(slice(number, number + 1)).updates()[0]
+
+    @classmethod
+    def of(cls, updates: Sequence[Update], device: str | None = None) -> "Batch":
+        """Put updates of one codec and one d side by side, on a device if one is named."""
+        first = updates[0]
+        columns: Columns = tuple(zip(*(update.arrays for update in updates), strict=True))
+        backend, is_finite = backend_on(device), first.codec.is_surely_finite(columns)  # no look at a GPU is needed
+        if backend is not HOST:
+            columns = tuple(backend.like(_readable(HOST.stacked(rows))) for rows in columns)
+        return cls(first.codec, first.d, tuple(update.key for update in updates), columns, is_finite)
+
+    @classmethod
+    def joined(cls, parts: "Sequence[Batch]") -> "Batch":
+        """Return the updates of several batches of one codec as one."""
+        if len(parts) == 1:
+            return parts[0]
+        sections = zip(*(part.columns for part in parts), strict=True)
+        columns = tuple(tuple(row for rows in section for row in rows) for section in sections)
+        keys, is_finite = tuple(key for part in parts for key in part.keys), all(part.is_finite for part in parts)
+        return cls(parts[0].codec, parts[0].d, keys, columns, is_finite)
+
+    @property
+    def device(self) -> str:
+        """Where the updates are: "cpu", or the name of a GPU."""
+        return str(backend_of(self.columns[0]).device)
+
+    def part(self, which: slice) -> "Batch":
+        """Return some of the updates."""
+        columns = tuple(rows[which] for rows in self.columns)
+        return Batch(self.codec, self.d, self.keys[which], columns, self.is_finite)
+
+    def updates(self) -> list[Update]:
+        """Return the updates one by one, with arrays of the types that sections have."""
+        sections = self.codec.sections(self.d)
+        columns = [_on_host(rows, section.dtype) for rows, section in zip(self.columns, sections, strict=True)]
+        rows = zip(*columns, strict=True)
+        return [Update(self.codec, self.d, key, arrays) for key, arrays in zip(self.keys, rows, strict=True)]
+
+    def decode(self, weights: Sequence[float] | None = None) -> Any:
+        """Estimate the (weighted) mean gradient, as an array or a tensor where the batch is."""
+        return self.codec.decode_batch(self, weights)
+
+
+def _readable(array: NDArray[Any]) -> NDArray[Any]:
+    """An array that PyTorch takes: it has few unsigned types, and no read-only ones."""
+    return array.astype(np.int64) if array.dtype == np.uint32 else array
+
+
+def _on_host(rows: Any, dtype: str) -> Any:
+    if isinstance(rows, tuple):
+        return [_on_host(row, dtype) for row in rows]
+    return backend_of(rows).host(rows).astype(dtype, copy=False)
+
+
 class Parameters(NamedTuple):
     """A codec's parameters as a frame carries them: two bytes and a 32-bit number that is not 0."""
 
@@ -78,18 +171,15 @@ class Codec(ABC):
     """
 
     name: ClassVar[str]
-    code: ClassVar[int]  # its number on the wire
-    unbiased: ClassVar[bool]
+    code: ClassVar[int] = 0  # its number on the wire; 0 for none: its updates travel within a Session alone
+    unbiased: ClassVar[bool] = False
     needs_key: ClassVar[bool] = True  # whether decoding needs the key, so that a frame must carry its seed
+    self_contained: ClassVar[bool] = False  # whether a frame's header says enough to rebuild the codec
+    source: ClassVar[str] = "gradient"  # or "losses": clients send differences of losses instead
     variance_is_bound: ClassVar[bool] = False  # whether `variance` is the largest possible, not the exact one
-    self_contained: ClassVar[bool] = True  # whether a frame's header says enough to rebuild the codec
-    from_losses: ClassVar[bool] = False  # whether clients send differences of losses instead of encoding gradients
     noise_from_key: ClassVar[bool] = False  # whether its noise can be repeated by whoever knows the key
-    adds_up: ClassVar[bool] = False  # whether the scalars of updates with one key add up to those of their mean
 
-    @abstractmethod
-    def check(self, d: int, slot: int = 0) -> None:
-        """Raise InputError if gradients of d coordinates cannot be encoded in that slot."""
+    # -------------------------------------------------------------------------------------- what an author writes
 
     @abstractmethod
     def sections(self, d: int) -> tuple[Section, ...]:
@@ -100,21 +190,44 @@ class Codec(ABC):
         """Raise ContentError if the arrays of `sections(d)` hold what this codec never writes."""
 
     @abstractmethod
-    def parameters(self) -> Parameters:
-        """Return what a frame must carry to rebuild this codec."""
+    def _encode(self, backend: Backend, gradients: Array, keys: list[Key]) -> Columns:
+        """`encode`, with arguments that were checked: for each section an array [clients, length].
 
-    @classmethod
-    def from_parameters(cls, parameters: Parameters) -> Self:
-        """Rebuild a codec, or raise InputError if there is none with these parameters."""
-        codec = cls._from_parameters(parameters)
-        if codec.parameters() != parameters:
-            raise CodecError(f"{parameters} is no {cls.name} codec: {codec} has {codec.parameters()}")
-        return codec
+        Written in the operations of the backend, it runs on the CPU and on a GPU, and gives the same bits.
+        """
 
-    @classmethod
     @abstractmethod
+    def _decode_sum(self, backend: Backend, columns: Columns, keys: Sequence[Key], factors: Array, d: int) -> Array:
+        """Sum over updates of factor times estimate, float32 [d], with arguments that were checked."""
+
+    def check(self, d: int, slot: int = 0) -> None:
+        """Raise InputError if gradients of d coordinates cannot be encoded in that slot."""
+        check_d(d)
+
+    def parameters(self) -> Parameters:
+        """Return what a frame must carry to rebuild this codec.
+
+        By default it is a checksum that tells two settings apart: such frames are read in a Session only.
+        """
+        values = [getattr(self, field.name) for field in fields(self)]  # type: ignore[arg-type]
+        return Parameters(size=zlib.crc32(repr(values).encode()) % MAX_M + 1)
+
+    @classmethod
     def _from_parameters(cls, parameters: Parameters) -> Self:
         """`from_parameters`, free to ignore what this codec does not use."""
+        raise CodecError(f"{cls.name} frames do not carry all of its parameters; read them in a Session")
+
+    # ------------------------------------------------------------------------- what others ask, with safe answers
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether an update is one section of numbers, and those of updates with one key add up to their mean's."""
+        return False
+
+    @property
+    def scalar_codec(self) -> "ScalarCodec | None":
+        """This codec, where its updates are scalars along directions of the key; None where they are something else."""
+        return None
 
     def variance(
         self, d: int, n: int = 1, *, partitioned: bool = False, alignment: float | None = None
@@ -122,25 +235,40 @@ class Codec(ABC):
         """Return E‖mean of n estimates − mean of n gradients‖² / mean ‖gradient‖² by formula, None if there is none."""
         return None
 
-    @abstractmethod
-    def _encode(self, gradients: Float32, keys: list[Key]) -> list[Arrays]:
-        """`encode`, with arguments that were checked: the arrays of each update."""
+    def magnitude(self, update: Update) -> float:
+        """Return about how long the gradient was that an update stands for, by what it would do to a model.
 
-    @abstractmethod
-    def _decode_sum(self, updates: Sequence[Update], factors: NDArray[np.float64], d: int) -> Float32:
-        """Sum over updates of factor times estimate, with arguments that were checked."""
+        What a server compares, within one codec, to tell an update that is too large. Most codecs read it off their
+        scale and scalars; one that does not is decoded.
+        """
+        estimate = self.decode_mean([update]).astype(np.float64)
+        return float(np.sqrt(np.square(estimate).sum()))
 
-    def _encode_on_gpu(self, gradients: "Tensor", keys: list[Key]) -> list[Arrays]:
-        """`_encode` of a tensor on a GPU; computed on the CPU unless a codec can do better."""
-        return self._encode(gradients.cpu().numpy(), keys)
+    def evidence(self, updates: Sequence[Update]) -> Evidence:
+        """Return what these updates tell who knows their keys: what an attacker holds a guess against.
 
-    def _decode_sum_on_gpu(
-        self, updates: Sequence[Update], factors: NDArray[np.float64], d: int, device: str
-    ) -> "Tensor":
-        """`_decode_sum` as a tensor on a GPU; computed on the CPU unless a codec can do better."""
-        import torch
+        By default every coordinate of what each update decodes to.
+        """
+        return Coordinates(np.stack([self.decode_mean([update]) for update in updates]))
 
-        return torch.from_numpy(self._decode_sum(updates, factors, d)).to(device)
+    def revealed_bits(self, d: int) -> int:
+        """Return how many bits one update says about its gradient: scalars and scale, no header, no padding."""
+        return 8 * self.bytes_per_update(d)
+
+    def work(self, d: int, slot: int = 0) -> int:
+        """Return how long decoding one update takes, in additions of rademacher FedMPDD: docs/wire-format.md, "Work".
+
+        One addition is about 10 ps on one core with AVX-512 kernels, whatever the codec. A receiver holds this against
+        `Limits.max_work` before it believes a frame. The slot matters where a key's order has to be walked to it.
+        """
+        return 64 * d
+
+    def _bound(self, columns: Columns) -> float:
+        """Return a number that no coordinate of any of these updates exceeds; infinity where only decoding tells.
+
+        It is for codecs whose scalars are fewer than the coordinates of the estimate, and saves a look at all of these.
+        """
+        return math.inf
 
     def for_shapes(self, shapes: Sequence[tuple[int, ...]]) -> "Codec":
         """Return the codec for a model whose parameters have these shapes; most codecs do not care."""
@@ -154,49 +282,21 @@ class Codec(ABC):
         """Return the codec of the round that says most about a gradient: what an audit has to attack."""
         return self
 
-    def work(self, d: int, slot: int = 0) -> int:
-        """Return how long decoding one update takes, in additions of rademacher FedMPDD: docs/wire-format.md, "Work".
+    # ----------------------------------------------------------------------------------- what everybody calls
 
-        One addition is about 10 ps on one core with AVX-512 kernels, whatever the codec. A receiver holds this against
-        `Limits.max_work` before it believes a frame. The slot matters where a key's order has to be walked to it.
-        """
-        return 64 * d
+    def along_directions(self) -> "ScalarCodec":
+        """Return `scalar_codec`, or raise CodecError where there is none."""
+        if self.scalar_codec is None:
+            raise CodecError(f"{self} has no scalars that add up; use mpdd, with one key for all clients of a round")
+        return self.scalar_codec
 
-    def _bound(self, updates: Sequence[Update]) -> float:
-        """Return a number that no coordinate of any of these updates exceeds; infinity where only decoding tells.
-
-        It is for codecs whose scalars are fewer than the coordinates of the estimate, and saves a look at all of these.
-        """
-        return math.inf
-
-    @property
-    def has_graded_scalars(self) -> bool:
-        """Whether its scalars add up and have sizes, so that the middle one of several clients' means something."""
-        return False
-
-    def magnitude(self, update: Update) -> float:
-        """Return about how long the gradient was that an update stands for, by what it would do to a model.
-
-        What a server compares, within one codec, to tell an update that is too large. Most codecs read it off their
-        scale and scalars; one that does not is decoded.
-        """
-        estimate = self.decode_mean([update]).astype(np.float64)
-        return float(np.sqrt(np.square(estimate).sum()))
-
-    def scalars_of(self, update: Update) -> NDArray[np.float64]:
-        """Return the scalars of an update, of a codec whose scalars add up."""
-        raise self._no_scalars()
-
-    def mean_update(self, updates: Sequence[Update], bits: int, weights: Sequence[float] | None = None) -> Update:
-        """Return the (weighted) mean of updates with one key as one update with scalars of so many bits."""
-        raise self._no_scalars()
-
-    def update_of(self, scalars: NDArray[np.float64], d: int, key: Key, bits: int) -> Update:
-        """Return the update that carries these scalars with so many bits each: a mean that somebody else took."""
-        raise self._no_scalars()
-
-    def _no_scalars(self) -> CodecError:
-        return CodecError(f"{self} has no scalars that add up; use mpdd, with one key for all clients of a round")
+    @classmethod
+    def from_parameters(cls, parameters: Parameters) -> Self:
+        """Rebuild a codec, or raise InputError if there is none with these parameters."""
+        codec = cls._from_parameters(parameters)
+        if codec.parameters() != parameters:
+            raise CodecError(f"{parameters} is no {cls.name} codec: {codec} has {codec.parameters()}")
+        return codec
 
     def bytes_per_update(self, d: int) -> int:
         """Return the bytes of scale and scalars alone: no seed, no header, no checksum (the paper counts so)."""
@@ -207,14 +307,29 @@ class Codec(ABC):
 
         An array is encoded on the CPU, a tensor on a GPU there; updates are arrays in either case.
         """
-        encode: Any = self._encode
-        check: Any = check_gradients
+        return self.encode_batch(gradients, keys).updates()
+
+    def encode_batch(self, gradients: "Float32 | Tensor", keys: Sequence[Key | int]) -> Batch:
+        """Encode as `encode` does; the updates stay side by side, and where the gradients are."""
+        backend = self._backend_for(gradients)
+        clients, d = gradients.shape
+        checked = self.check_keys(keys, clients, d)
+        columns = self._encode(backend, gradients, checked)
+        if backend is not HOST:
+            columns = self._settled(backend, gradients, checked, columns)
+        return Batch(self, d, tuple(checked) if self.needs_key else (NO_KEY,) * clients, columns, is_finite=True)
+
+    def _backend_for(self, gradients: Any) -> Backend:
         if getattr(gradients, "is_cuda", False) is True:
             from fedmpdd.directions import cuda
 
-            encode, check = self._encode_on_gpu, cuda.check_gradients
-        check(gradients)
-        clients, d = gradients.shape
+            cuda.check_gradients(gradients)
+            return backend_of(gradients)
+        check_gradients(gradients)
+        return HOST
+
+    def check_keys(self, keys: Sequence[Key | int], clients: int, d: int) -> list[Key]:
+        """Return the keys of so many gradients of d coordinates, or raise KeyRangeError."""
         try:
             checked = [check_key(key) for key in keys]
         except TypeError:
@@ -223,40 +338,49 @@ class Codec(ABC):
             raise KeyRangeError(f"{clients} gradients came with {len(checked)} keys; each gradient needs one")
         for slot in {key.slot for key in checked}:
             self.check(d, slot)
-        return [
-            Update(self, d, key if self.needs_key else NO_KEY, arrays)
-            for key, arrays in zip(checked, encode(gradients, checked), strict=True)
-        ]
+        return checked
+
+    def _settled(self, backend: Any, gradients: Any, keys: list[Key], columns: Columns) -> Columns:
+        """Raise what the backend put off, and encode the clients on the CPU whose last bits it cannot vouch for."""
+        for client in backend.settle(gradients):
+            rows = np.ascontiguousarray(gradients[client : client + 1].cpu().numpy())
+            for column, exact in zip(columns, self._encode(HOST, rows, [keys[client]]), strict=True):
+                column[client] = backend.like(_readable(HOST.stacked(exact)))[0].to(column.dtype)
+        return columns
 
     def decode_mean(self, updates: Sequence[Update], weights: Sequence[float] | None = None) -> Float32:
         """Estimate the (weighted) mean of the gradients that the updates came from.
 
         Raises CodecError where the estimate is not finite. Updates that were read from frames never give such a one.
         """
-        d = self._check_round(updates)
-        with np.errstate(over="ignore", invalid="ignore"):  # looked at below
-            estimate = self._decode_sum(updates, mean_factors(len(updates), weights), d)
-        if not (self._surely_finite(updates) or np.isfinite(estimate).all()):
-            self._refuse_estimate(updates)
+        self._check_round(updates)
+        estimate: Float32 = self.decode_batch(Batch.of(updates), weights)
         return estimate
 
     def decode_mean_on(
         self, device: str, updates: Sequence[Update], weights: Sequence[float] | None = None
     ) -> "Tensor":
-        """`decode_mean` as a tensor on a GPU ("cuda", "cuda:1", …); FedMPDD computes it there, to the same bits."""
-        d = self._check_round(updates)
-        with np.errstate(over="ignore", invalid="ignore"):
-            estimate = self._decode_sum_on_gpu(updates, mean_factors(len(updates), weights), d, device)
-        # A look at the estimate would wait for the GPU; the scalars, which are here, mostly make it needless.
-        if not (self._surely_finite(updates) or bool(estimate.isfinite().all())):
-            self._refuse_estimate(updates)
+        """`decode_mean` as a tensor on a device ("cuda", "cuda:1", …), computed there to the same bits."""
+        self._check_round(updates)
+        estimate: Tensor = self.decode_batch(Batch.of(updates, device), weights)
         return estimate
 
-    def _surely_finite(self, updates: Sequence[Update]) -> bool:
-        """Whether the scalars alone show that these updates decode to finite numbers, whatever their weights."""
-        return self._bound(updates) <= LARGEST_COORDINATE
+    def decode_batch(self, batch: Batch, weights: Sequence[float] | None = None) -> Any:
+        """Estimate the (weighted) mean gradient of a batch, as an array or a tensor where the batch is."""
+        backend = backend_of(batch.columns[0])
+        with np.errstate(over="ignore", invalid="ignore"):  # looked at below
+            factors = backend.like(mean_factors(len(batch), weights))
+            estimate = self._decode_sum(backend, batch.columns, batch.keys, factors, batch.d)
+        # A look at all coordinates would wait for a GPU; the scalars mostly make it needless.
+        if not batch.is_finite and not backend.all_finite(estimate):
+            self.refuse_estimate(batch.updates())
+        return estimate
 
-    def _refuse_estimate(self, updates: Sequence[Update]) -> NoReturn:
+    def is_surely_finite(self, columns: Columns) -> bool:
+        """Return whether the scalars alone show that these updates decode to finite numbers, whatever their weights."""
+        return self._bound(columns) <= LARGEST_COORDINATE
+
+    def refuse_estimate(self, updates: Sequence[Update]) -> NoReturn:
         """Say which of the updates made the estimate infinite."""
         for i, update in enumerate(updates):
             try:

@@ -4,33 +4,18 @@ Directions are those of this project, ±1 and the same for all clients of a roun
 takes normal ones; its scalars are forward differences, ours central ones, which are more exact at the same bytes.
 """
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-import numpy as np
-from numpy.typing import NDArray
-
-from fedmpdd.codecs._arithmetic import as_float32
-from fedmpdd.codecs._packing import check_finite_values, length_of
-from fedmpdd.codecs.base import (
-    LARGEST_COORDINATE,
-    Arrays,
-    Codec,
-    Float32,
-    Parameters,
-    Section,
-    Update,
-    check_count,
-)
+from fedmpdd.codecs.base import Parameters, check_count
 from fedmpdd.codecs.mpdd import MPDD
-from fedmpdd.directions import Key, check_key
+from fedmpdd.codecs.scalar_codec import ScalarCodec
+from fedmpdd.codecs.scalar_codes import Float32Code, ScalarCode
 from fedmpdd.errors import CodecError
 
 
 @dataclass(frozen=True)
-class DeComFL(Codec):
+class DeComFL(ScalarCodec):
     """m scalars (f(x + μu) − f(x − μu)) / 2μ with μ = 2^−log2_step.
 
     A gradient can be encoded too: its scalars are then what the differences tend to as μ falls.
@@ -41,8 +26,8 @@ class DeComFL(Codec):
 
     name: ClassVar[str] = "decomfl"
     code: ClassVar[int] = 11
-    unbiased: ClassVar[bool] = True
-    from_losses: ClassVar[bool] = True
+    source: ClassVar[str] = "losses"
+    family: ClassVar[str] = "rademacher"  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         check_count("m", self.m, "directions")
@@ -56,32 +41,14 @@ class DeComFL(Codec):
         return 2.0**-self.log2_step
 
     @property
-    def _projections(self) -> MPDD:
-        return MPDD(self.m)
+    def count(self) -> int:
+        """See ScalarCodec."""
+        return self.m
 
-    def check(self, d: int, slot: int = 0) -> None:
-        """See Codec."""
-        self._projections.check(d, slot)
-
-    def sections(self, d: int) -> tuple[Section, ...]:
-        """See Codec."""
-        return (Section("scalars", "<f4", self.m),)
-
-    def check_content(self, arrays: Arrays, d: int) -> None:
-        """See Codec."""
-        check_finite_values(arrays[0], LARGEST_COORDINATE)
-
-    def work(self, d: int, slot: int = 0) -> int:
-        """See Codec."""
-        return self._projections.work(d)
-
-    def _bound(self, updates: Sequence[Update]) -> float:
-        """See Codec."""
-        return self._projections._bound(updates)
-
-    def magnitude(self, update: Update) -> float:
-        """See Codec."""
-        return length_of(update.arrays[0]) / math.sqrt(self.m)
+    @property
+    def scalars(self) -> ScalarCode:
+        """See ScalarCodec."""
+        return Float32Code()
 
     def parameters(self) -> Parameters:
         """See Codec."""
@@ -93,17 +60,4 @@ class DeComFL(Codec):
 
     def variance(self, d: int, n: int = 1, *, partitioned: bool = False, alignment: float | None = None) -> float:
         """See Codec. For keys of their own; shared directions make errors common too, and they do not fall with n."""
-        return self._projections.variance(d, n)
-
-    def encode_losses(self, differences: NDArray[np.float64], keys: Sequence[Key], d: int) -> list[Update]:
-        """Make updates of f(x + μu) − f(x − μu) [clients, m], for directions u of the keys."""
-        if differences.shape != (len(keys), self.m):
-            raise CodecError(f"differences have shape {list(differences.shape)}, expected [{len(keys)}, {self.m}]")
-        scalars = as_float32(differences / (2 * self.step), "a difference of losses", LARGEST_COORDINATE)
-        return [Update(self, d, check_key(key), (row.copy(),)) for key, row in zip(keys, scalars, strict=True)]
-
-    def _encode(self, gradients: Float32, keys: list[Key]) -> list[Arrays]:
-        return self._projections._encode(gradients, keys)
-
-    def _decode_sum(self, updates: Sequence[Update], factors: NDArray[np.float64], d: int) -> Float32:
-        return self._projections._decode_sum(updates, factors, d)
+        return MPDD(self.m).variance(d, n)

@@ -15,28 +15,28 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpdd.codecs._arithmetic import as_float32
-from fedmpdd.codecs._packing import (
-    check_scale,
-    check_spare_bits,
-    largest_size,
-    length_of,
-    pack_indices,
-    packed_bytes,
-    unpack_indices,
-)
+from fedmpdd.codecs.backends import HOST, Array, Backend, as_float32
 from fedmpdd.codecs.base import (
     LARGEST_COORDINATE,
     Arrays,
     Codec,
-    Float32,
+    Columns,
     Parameters,
     Section,
     Update,
     check_bits,
     check_count,
 )
-from fedmpdd.directions import Key, check_d, family_named, hadamard_size, moments
+from fedmpdd.codecs.packing import (
+    check_scale,
+    check_spare_bits,
+    largest_of,
+    length_of,
+    pack_indices,
+    packed_bytes,
+    unpack_indices,
+)
+from fedmpdd.directions import Key, check_d, hadamard_size
 from fedmpdd.errors import CodecError
 
 BITS = (1, 2, 3, 4)
@@ -63,6 +63,7 @@ class EDEN(Codec):
 
     name: ClassVar[str] = "eden"
     code: ClassVar[int] = 10
+    self_contained: ClassVar[bool] = True
     unbiased: ClassVar[bool] = True  # as one-bit FedMPDD is: up to terms that vanish with 1/d
 
     def __post_init__(self) -> None:
@@ -99,13 +100,14 @@ class EDEN(Codec):
         """See Codec. Unpacking levels takes longer than the transform."""
         return 64 * d + 640 * self.sent(d)
 
-    def _bound(self, updates: Sequence[Update]) -> float:
+    def _bound(self, columns: Columns) -> float:
         """See Codec."""
-        return 4 * largest_size(np.concatenate([update.arrays[0] for update in updates]))
+        return 4 * largest_of(columns[0])
 
     def magnitude(self, update: Update) -> float:
         """See Codec: rows of a rotation are orthogonal, so that levels have the length of what they stand for."""
-        levels = quantiser_levels(self.bits)[unpack_indices(update.arrays[1], self.bits, self.sent(update.d))]
+        packed = update.arrays[1][np.newaxis]
+        levels = quantiser_levels(self.bits)[unpack_indices(HOST, packed, self.bits, self.sent(update.d))[0]]
         return float(update.arrays[0][0]) * length_of(levels) / math.sqrt(self.sent(update.d))
 
     def parameters(self) -> Parameters:
@@ -118,39 +120,47 @@ class EDEN(Codec):
 
     # -------------------------------------------------------------------------------------- encode and decode
 
-    def _encode(self, gradients: Float32, keys: list[Key]) -> list[Arrays]:
-        squares = moments(gradients)[:, 0]
-        # One client at a time: a rotated gradient is as large as a gradient.
-        return [self._quantise(gradients[i : i + 1], key, float(squares[i])) for i, key in enumerate(keys)]
+    def _encode(self, backend: Backend, gradients: Array, keys: list[Key]) -> Columns:
+        squares = backend.moments(gradients)[:, 0]
+        # Few clients at a time: a rotated gradient is as large as a gradient.
+        together = backend.rows_at_once(hadamard_size(gradients.shape[1]))
+        cuts = [slice(start, start + together) for start in range(0, len(keys), together)]
+        parts = [self._quantise(backend, gradients[rows], keys[rows], squares[rows]) for rows in cuts]
+        return tuple(backend.xp.concatenate(column) for column in zip(*parts, strict=True))
 
-    def _quantise(self, gradient: Float32, key: Key, square: float) -> Arrays:
-        size = hadamard_size(gradient.shape[1])
-        rotated = family_named("hadamard").encode(gradient, [Key(key.seed)], size)[0]
-        rotated = as_float32(rotated, "a rotated coordinate").astype(np.float64)
-        levels = quantiser_levels(self.bits)
-        thresholds = (levels[1:].astype(np.float64) + levels[:-1]) / 2
-        indices = np.searchsorted(thresholds, rotated / math.sqrt(square or 1.0), side="right").astype(np.uint8)
+    def _quantise(self, backend: Backend, gradients: Array, keys: list[Key], squares: Array) -> Columns:
+        xp, size = backend.xp, hadamard_size(gradients.shape[1])
+        rotated = backend.project("hadamard", gradients, [Key(key.seed) for key in keys], size)
+        rotated = backend.cast(as_float32(backend, rotated, "a rotated coordinate"), "<f8")
+        levels = backend.like(quantiser_levels(self.bits))
+        exact_levels = backend.cast(levels, "<f8")
+        thresholds = (exact_levels[1:] + exact_levels[:-1]) / 2
+        norms = xp.sqrt(xp.where(squares > 0, squares, 1.0))[:, None]
+        indices = backend.settled(lambda factor: backend.search(thresholds, rotated / (norms * factor)))
         # The scale is that of all rows, sent or not: rows are left out at random, which scaling by N/rows makes up for.
-        product = float((rotated * levels[indices]).mean())
-        scale = as_float32(np.array([square / product if square > 0 else 0.0]), "the scale", _LARGEST_SCALE)
+        products = backend.mean(rotated * exact_levels[indices])
+        scales = xp.where(squares > 0, squares / xp.where(products > 0, products, 1.0), 0.0)
+        scales = as_float32(backend, backend.rounded(scales), "the scale", _LARGEST_SCALE)
         if self.rows is not None:
-            indices = indices[(key.slot * self.rows % size + np.arange(self.rows)) % size]
-        if scale[0] == 0:
-            indices[:] = 0
-        return scale, pack_indices(indices, self.bits)
+            firsts = backend.like(np.array([key.slot * self.rows % size for key in keys]))
+            places = firsts[:, None] + backend.like(np.arange(self.rows))
+            indices = backend.take(indices, places % size)
+        indices = indices * (scales > 0)[:, None]
+        return scales[:, None], pack_indices(backend, backend.cast(indices, "|u1"), self.bits)
 
-    def _decode_sum(self, updates: Sequence[Update], factors: NDArray[np.float64], d: int) -> Float32:
-        sent, levels = self.sent(d), quantiser_levels(self.bits)
-        out = np.zeros(d, dtype=np.float32)
+    def _decode_sum(self, backend: Backend, columns: Columns, keys: Sequence[Key], factors: Array, d: int) -> Array:
+        sent, levels = self.sent(d), backend.like(quantiser_levels(self.bits))
+        out = backend.zeros((d,), "<f4")
         groups: dict[int, list[int]] = {}
-        for i, update in enumerate(updates):
-            groups.setdefault(update.key.seed, []).append(i)
+        for i, key in enumerate(keys):
+            groups.setdefault(key.seed, []).append(i)
         for group in groups.values():  # one seed, one inverse transform
-            scalars = np.stack([levels[unpack_indices(updates[i].arrays[1], self.bits, sent)] for i in group])
-            scales = np.array([updates[i].arrays[0][0] for i in group], dtype=np.float64)
+            packed, scales = (backend.stacked(tuple(column[i] for i in group)) for column in columns[::-1])
+            scalars = levels[unpack_indices(backend, packed, self.bits, sent)]
             # All rows are the same rows in every slot.
-            keys = [updates[i].key if self.rows is not None else Key(updates[i].key.seed) for i in group]
-            out += family_named("hadamard").decode(scalars, factors[group] * scales / sent, keys, d)
+            chosen = [keys[i] if self.rows is not None else Key(keys[i].seed) for i in group]
+            multipliers = factors[group] * backend.cast(scales[:, 0], "<f8") / sent
+            out += backend.combine("hadamard", scalars, multipliers, chosen, d)
         return out
 
     # ----------------------------------------------------------------------------------------------- variance
@@ -171,7 +181,7 @@ class EDEN(Codec):
 
 
 @cache
-def quantiser_levels(bits: int) -> Float32:
+def quantiser_levels(bits: int) -> NDArray[np.float32]:
     """Return all levels of the quantiser, from the lowest up."""
     above = np.array(LLOYD_MAX[bits], dtype=np.float32)
     levels = np.concatenate([-above[::-1], above])

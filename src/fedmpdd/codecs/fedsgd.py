@@ -1,11 +1,37 @@
 """FedSGD: the whole gradient. What every other codec is measured against."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from fedmpdd.codecs._dense import Dense
-from fedmpdd.codecs.base import Arrays, Float32, Parameters
-from fedmpdd.directions import Key, check_finite
+from fedmpdd.codecs.backends import Array, Backend
+from fedmpdd.codecs.base import Arrays, Codec, Columns, Parameters, Section, Update
+from fedmpdd.codecs.packing import check_finite_values, length_of
+from fedmpdd.directions import Key
+
+
+class Dense(Codec):
+    """d float32 values, averaged by the server as they are."""
+
+    unbiased: ClassVar[bool] = True
+    needs_key: ClassVar[bool] = False
+    self_contained: ClassVar[bool] = True
+
+    def sections(self, d: int) -> tuple[Section, ...]:
+        """See Codec."""
+        return (Section("values", "<f4", d),)
+
+    def check_content(self, arrays: Arrays, d: int) -> None:
+        """See Codec."""
+        check_finite_values(arrays[0])
+
+    def magnitude(self, update: Update) -> float:
+        """See Codec."""
+        return length_of(update.arrays[0])
+
+    def _decode_sum(self, backend: Backend, columns: Columns, keys: Sequence[Key], factors: Array, d: int) -> Array:
+        (values,) = columns
+        return backend.weighted_sum(d, factors, lambda i, part: values[i][part])
 
 
 @dataclass(frozen=True)
@@ -14,8 +40,11 @@ class FedSGD(Dense):
 
     name: ClassVar[str] = "fedsgd"
     code: ClassVar[int] = 2
-    unbiased: ClassVar[bool] = True
-    needs_key: ClassVar[bool] = False
+
+    @property
+    def adds_up(self) -> bool:
+        """See Codec."""
+        return True
 
     def parameters(self) -> Parameters:
         """See Codec."""
@@ -29,6 +58,6 @@ class FedSGD(Dense):
         """See Codec. Nothing is lost."""
         return 0.0
 
-    def _encode(self, gradients: Float32, keys: list[Key]) -> list[Arrays]:
-        check_finite(gradients)
-        return [(gradient.copy(),) for gradient in gradients]  # an update does not change with the caller's array
+    def _encode(self, backend: Backend, gradients: Array, keys: list[Key]) -> Columns:
+        backend.check_finite(gradients)
+        return (backend.copy(gradients),)  # an update does not change with the caller's array

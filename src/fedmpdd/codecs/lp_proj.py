@@ -10,21 +10,21 @@ from functools import lru_cache
 from typing import ClassVar, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fedmpdd.codecs._arithmetic import as_float32
-from fedmpdd.codecs._packing import check_finite_values, largest_size, length_of
+from fedmpdd.codecs.backends import HOST, Array, Backend, as_float32
 from fedmpdd.codecs.base import (
     LARGEST_COORDINATE,
     Arrays,
     Codec,
+    Columns,
     Float32,
     Parameters,
     Section,
     Update,
     check_count,
 )
-from fedmpdd.directions import Key, check_d, check_finite
+from fedmpdd.codecs.packing import check_finite_values, largest_of, length_of
+from fedmpdd.directions import Key, check_d
 from fedmpdd.errors import CodecError
 
 MATRIX_SEED = 0x6C702D70726F6A  # "lp-proj"
@@ -40,8 +40,8 @@ class LpProj(Codec):
 
     name: ClassVar[str] = "lp-proj"
     code: ClassVar[int] = 6
-    unbiased: ClassVar[bool] = False
     needs_key: ClassVar[bool] = False
+    self_contained: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_count("size", self.size, "rows")
@@ -83,30 +83,44 @@ class LpProj(Codec):
         """See Codec. The whole matrix is drawn, whoever asks: one normal number takes as long as 1,024 additions."""
         return 1_024 * d * self.size
 
-    def _bound(self, updates: Sequence[Update]) -> float:
+    def _bound(self, columns: Columns) -> float:
         """See Codec."""
-        return self.size * largest_size(np.concatenate([update.arrays[0] for update in updates]))
+        return self.size * largest_of(columns[0])
 
-    def _encode(self, gradients: Float32, keys: list[Key]) -> list[Arrays]:
-        check_finite(gradients)
-        scalars = np.empty((gradients.shape[0], self.size), dtype=np.float32)
+    def _encode(self, backend: Backend, gradients: Array, keys: list[Key]) -> Columns:
+        backend.check_finite(gradients)
+        if backend is not HOST:
+            scalars = backend.product(gradients, _matrix_on(backend, self.size, gradients.shape[1]).T)
+            return (as_float32(backend, scalars, "a projection", self._largest_scalar),)
+        scalars = np.empty((len(keys), self.size), dtype=np.float32)
         with np.errstate(over="ignore", invalid="ignore"):  # looked at below
             for rows, matrix in matrix_rows(self.size, gradients.shape[1]):
                 # Client by client: one product of all would round differently with the number of clients.
                 for client, gradient in enumerate(gradients):
                     # einsum, not @: BLAS would round differently with its number of threads.
                     scalars[client, rows] = np.einsum("rd,d->r", matrix, gradient)
-        return [(row,) for row in as_float32(scalars, "a projection", self._largest_scalar)]
+        return (as_float32(backend, scalars, "a projection", self._largest_scalar),)
 
-    def _decode_sum(self, updates: Sequence[Update], factors: NDArray[np.float64], d: int) -> Float32:
-        mean = np.zeros(self.size)
-        for update, factor in zip(updates, factors, strict=True):
-            mean += factor * update.arrays[0]
-        scalars = mean.astype(np.float32)
+    def _decode_sum(self, backend: Backend, columns: Columns, keys: Sequence[Key], factors: Array, d: int) -> Array:
+        scalars = backend.weighted_sum(self.size, factors, lambda i, part: columns[0][i][part])
+        if backend is not HOST:
+            return backend.product(scalars[None], _matrix_on(backend, self.size, d))[0]
         out = np.zeros(d, dtype=np.float32)
         for rows, matrix in matrix_rows(self.size, d):
             out += np.einsum("r,rd->d", scalars[rows], matrix)
         return out
+
+
+_on_devices: dict[tuple[str, int, int], Array] = {}  # the last one: a matrix can be as large as a model is long
+
+
+def _matrix_on(backend: Backend, size: int, d: int) -> Array:
+    """The whole of P on a GPU, where there is room for it."""
+    place = (str(backend.device), size, d)
+    if place not in _on_devices:
+        _on_devices.clear()
+        _on_devices[place] = backend.like(np.concatenate([rows for _, rows in matrix_rows(size, d)]))
+    return _on_devices[place]
 
 
 def matrix_rows(size: int, d: int) -> Iterator[tuple[slice, Float32]]:

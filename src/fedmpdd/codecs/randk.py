@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-import numpy as np
-from numpy.typing import NDArray
-
-from fedmpdd.codecs._arithmetic import as_float32, repeated_share
-from fedmpdd.codecs._packing import check_finite_values, largest_size, length_of
-from fedmpdd.codecs.base import Arrays, Codec, Float32, Parameters, Section, Update, check_count
-from fedmpdd.directions import Key, check_d, check_finite, distinct_coordinates
+from fedmpdd.codecs.arithmetic import repeated_share
+from fedmpdd.codecs.backends import Array, Backend, as_float32
+from fedmpdd.codecs.base import Arrays, Codec, Columns, Parameters, Section, Update, check_count
+from fedmpdd.codecs.evidence import Evidence
+from fedmpdd.codecs.packing import check_finite_values, largest_of, length_of
+from fedmpdd.codecs.topk import known_coordinates
+from fedmpdd.directions import Key, check_d, distinct_coordinates
 from fedmpdd.errors import CodecError
 
 
@@ -24,6 +24,7 @@ class RandK(Codec):
     name: ClassVar[str] = "randk"
     code: ClassVar[int] = 5
     unbiased: ClassVar[bool] = True
+    self_contained: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_count("k", self.k, "coordinates")
@@ -46,9 +47,13 @@ class RandK(Codec):
         """See Codec. The key's order of coordinates is walked up to those of the slot."""
         return 32 * d + 1_024 * self.k + 192 * (slot * self.k % d)
 
-    def _bound(self, updates: Sequence[Update]) -> float:
+    def _bound(self, columns: Columns) -> float:
         """See Codec."""
-        return largest_size(np.concatenate([update.arrays[0] for update in updates]))
+        return largest_of(columns[0])
+
+    def evidence(self, updates: Sequence[Update]) -> Evidence:
+        """See Codec: coordinates that were not sent say nothing."""
+        return known_coordinates(self, updates)
 
     def magnitude(self, update: Update) -> float:
         """See Codec: k of d coordinates, each times d/k."""
@@ -74,16 +79,11 @@ class RandK(Codec):
         # Of two clients' errors on a coordinate: −1 if only one can have it, d/k where both do.
         return independent + (d * repeated_share(d, self.k, n) - 1) * (alignment - 1 / n)
 
-    def _encode(self, gradients: Float32, keys: list[Key]) -> list[Arrays]:
-        check_finite(gradients)
+    def _encode(self, backend: Backend, gradients: Array, keys: list[Key]) -> Columns:
+        backend.check_finite(gradients)
         d = gradients.shape[1]
-        chosen = np.take_along_axis(gradients, distinct_coordinates(keys, d, self.k), axis=1)
-        values = as_float32(chosen * np.float64(d / self.k), "a coordinate times d/k")
-        return [(row,) for row in values]
+        chosen = backend.take(gradients, backend.like(distinct_coordinates(keys, d, self.k)))
+        return (as_float32(backend, backend.cast(chosen, "<f8") * (d / self.k), "a coordinate times d/k"),)
 
-    def _decode_sum(self, updates: Sequence[Update], factors: NDArray[np.float64], d: int) -> Float32:
-        total = np.zeros(d)
-        coordinates = distinct_coordinates([update.key for update in updates], d, self.k)
-        for update, factor, chosen in zip(updates, factors, coordinates, strict=True):
-            total[chosen] += factor * update.arrays[0]
-        return total.astype(np.float32)
+    def _decode_sum(self, backend: Backend, columns: Columns, keys: Sequence[Key], factors: Array, d: int) -> Array:
+        return backend.scattered_sum(d, factors, backend.like(distinct_coordinates(keys, d, self.k)), columns[0])

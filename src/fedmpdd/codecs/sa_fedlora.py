@@ -12,20 +12,20 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpdd.codecs._arithmetic import as_float32
-from fedmpdd.codecs._packing import check_finite_values, largest_size
+from fedmpdd.codecs.backends import HOST, Array, Backend, as_float32
 from fedmpdd.codecs.base import (
     LARGEST_COORDINATE,
     Arrays,
     Codec,
+    Columns,
     Float32,
     Parameters,
     Section,
-    Update,
     check_count,
 )
 from fedmpdd.codecs.fedsgd import FedSGD
-from fedmpdd.directions import Key, check_finite
+from fedmpdd.codecs.packing import check_finite_values, largest_size
+from fedmpdd.directions import Key
 from fedmpdd.errors import CodecError, ContentError
 
 _START_SEED = 20_240  # of the fixed matrices A
@@ -48,9 +48,7 @@ class SAFedLora(Codec):
 
     name: ClassVar[str] = "sa-fedlora"
     code: ClassVar[int] = 12
-    unbiased: ClassVar[bool] = False
     needs_key: ClassVar[bool] = False
-    self_contained: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_count("rank", self.rank, "columns of a factor")
@@ -125,44 +123,74 @@ class SAFedLora(Codec):
     def _from_parameters(cls, parameters: Parameters) -> Self:
         raise CodecError("sa-fedlora frames do not carry the model's shapes; read them in a Session")
 
-    def _encode(self, gradients: Float32, keys: list[Key]) -> list[Arrays]:
-        check_finite(gradients)
-        return [(self._factors(gradient),) for gradient in gradients]
-
-    def _factors(self, gradient: Float32) -> Float32:
+    def _encode(self, backend: Backend, gradients: Array, keys: list[Key]) -> Columns:
+        backend.check_finite(gradients)
         parts, offset = [], 0
         for number, (rows, columns, rank) in enumerate(self.layers()):
             size = rows * max(columns, 1)
-            layer = gradient[offset : offset + size].astype(np.float64)
+            layer = backend.cast(gradients[:, offset : offset + size], "<f8")
             offset += size
             if rank:
-                matrix = layer.reshape(rows, columns)
-                start = start_matrix(number, columns, rank)
-                left, _ = np.linalg.qr(matrix @ start)
-                left, _ = np.linalg.qr(matrix @ (matrix.T @ left))
-                layer = np.concatenate([left.reshape(-1), (left.T @ matrix).reshape(-1)])
-            parts.append(layer)
-        factors = as_float32(np.concatenate(parts), "a factor")
-        if self._reach(factors) > LARGEST_COORDINATE:
-            raise CodecError(
-                f"the product of two factors could be above {LARGEST_COORDINATE:.4g}, beyond which an estimate could "
-                "leave float32: the gradient is too large; scale or clip it before encoding"
-            )
-        return factors
+                start = backend.like(start_matrix(number, columns, rank))
+                left, right = _factors(backend, layer.reshape(-1, rows, columns), start)
+                parts += [left.reshape(len(keys), -1), right.reshape(len(keys), -1)]
+            else:
+                parts.append(layer)
+        factors = as_float32(backend, backend.xp.concatenate(parts, axis=1), "a factor")
+        for values in factors if backend is HOST else ():  # a GPU's are looked at once they are decoded
+            if self._reach(values) > LARGEST_COORDINATE:
+                raise CodecError(
+                    f"the product of two factors could be above {LARGEST_COORDINATE:.4g}, beyond which an estimate "
+                    "could leave float32: the gradient is too large; scale or clip it before encoding"
+                )
+        return (factors,)
 
-    def _decode_sum(self, updates: Sequence[Update], factors: NDArray[np.float64], d: int) -> Float32:
-        out = np.zeros(d)
-        for update, factor in zip(updates, factors, strict=True):
-            values, begin, offset = update.arrays[0].astype(np.float64), 0, 0
-            for rows, columns, rank in self.layers():
-                size = rows * max(columns, 1)
+    def _decode_sum(self, backend: Backend, columns: Columns, keys: Sequence[Key], factors: Array, d: int) -> Array:
+        out = backend.zeros((d,), "<f8")
+        for client, factor in zip(columns[0], factors.tolist(), strict=True):
+            values, begin, offset = backend.cast(client, "<f8"), 0, 0
+            for rows, width, rank in self.layers():
+                size = rows * max(width, 1)
                 if rank:
-                    middle, end = begin + rows * rank, begin + rank * (rows + columns)
+                    middle, end = begin + rows * rank, begin + rank * (rows + width)
                     left = values[begin:middle].reshape(rows, rank)
-                    layer = (left @ values[middle:end].reshape(rank, columns)).reshape(-1)
+                    layer = (left @ values[middle:end].reshape(rank, width)).reshape(-1)
                 else:
                     end = begin + size
                     layer = values[begin:end]
                 out[offset : offset + size] += factor * layer
                 begin, offset = end, offset + size
-        return out.astype(np.float32)
+        return backend.cast(out, "<f4")
+
+
+def _factors(backend: Backend, matrices: Array, start: Array) -> tuple[Array, Array]:
+    """The two factors of each matrix [clients, rows, columns]: one power iteration from a fixed start."""
+    if backend is HOST:
+        pairs = []
+        for matrix in matrices:
+            left, _ = np.linalg.qr(matrix @ start)
+            left, _ = np.linalg.qr(matrix @ (matrix.T @ left))
+            pairs.append((left, left.T @ matrix))
+        lefts, rights = zip(*pairs, strict=True)
+        return np.stack(lefts), np.stack(rights)
+    left = _orthonormal(backend, matrices @ start)
+    left = _orthonormal(backend, matrices @ (matrices.mT @ left))
+    return left, left.mT @ matrices
+
+
+def _orthonormal(backend: Backend, columns: Array) -> Array:
+    """Orthonormal columns that span those of each matrix [clients, rows, rank]; zeros for what depends on others.
+
+    Gram and Schmidt, each projection taken twice. A handful of kernels a column for all clients at once, where
+    `torch.linalg.qr` on a GPU takes the matrices one by one: half a second a round with a hundred clients.
+    """
+    basis = backend.zeros(tuple(columns.shape), "<f8")
+    for j in range(columns.shape[2]):
+        column = columns[:, :, j : j + 1]
+        whole = column.norm(dim=1, keepdim=True)
+        for _ in range(2):
+            column = column - basis @ (basis.mT @ column)
+        length = column.norm(dim=1, keepdim=True)
+        independent = length > 1e-14 * whole
+        basis[:, :, j : j + 1] = backend.xp.where(independent, column / backend.xp.where(independent, length, 1.0), 0.0)
+    return basis

@@ -5,13 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-import numpy as np
-from numpy.typing import NDArray
-
-from fedmpdd.codecs._arithmetic import weighted_sum
-from fedmpdd.codecs._packing import check_scale, check_spare_bits, largest_size, packed_bytes
-from fedmpdd.codecs.base import Arrays, Codec, Float32, Parameters, Section, Update
-from fedmpdd.directions import Key, check_d, check_finite
+from fedmpdd.codecs.backends import Array, Backend
+from fedmpdd.codecs.base import Arrays, Codec, Columns, Parameters, Section, Update
+from fedmpdd.codecs.packing import check_scale, check_spare_bits, largest_of, packed_bytes
+from fedmpdd.directions import Key
 from fedmpdd.errors import CodecError
 
 
@@ -23,16 +20,12 @@ class SignSGD(Codec):
 
     name: ClassVar[str] = "signsgd"
     code: ClassVar[int] = 9
-    unbiased: ClassVar[bool] = False
     needs_key: ClassVar[bool] = False
+    self_contained: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.scaled, bool):
             raise CodecError(f"scaled = {self.scaled!r} is neither True nor False: say whether a scale is sent")
-
-    def check(self, d: int, slot: int = 0) -> None:
-        """See Codec."""
-        check_d(d)
 
     def sections(self, d: int) -> tuple[Section, ...]:
         """See Codec."""
@@ -50,9 +43,9 @@ class SignSGD(Codec):
         """See Codec."""
         return 96 * d
 
-    def _bound(self, updates: Sequence[Update]) -> float:
+    def _bound(self, columns: Columns) -> float:
         """See Codec."""
-        return largest_size(np.concatenate([update.arrays[0] for update in updates])) if self.scaled else 1.0
+        return largest_of(columns[0]) if self.scaled else 1.0
 
     def magnitude(self, update: Update) -> float:
         """See Codec: the same for all coordinates."""
@@ -66,25 +59,23 @@ class SignSGD(Codec):
     def _from_parameters(cls, parameters: Parameters) -> Self:
         return cls(bool(parameters.first))
 
-    def _encode(self, gradients: Float32, keys: list[Key]) -> list[Arrays]:
-        check_finite(gradients)
-        return [self._signs(gradient) for gradient in gradients]
-
-    def _signs(self, gradient: Float32) -> Arrays:
-        signs = np.packbits(gradient < 0, bitorder="little")
+    def _encode(self, backend: Backend, gradients: Array, keys: list[Key]) -> Columns:
+        backend.check_finite(gradients)
+        negative = gradients < 0
         if not self.scaled:
-            return (signs,)
-        scale = np.abs(gradient).mean(dtype=np.float64, keepdims=True).astype(np.float32)
-        if scale[0] == 0:  # zero, or too small a mean for float32: then signs stand for nothing
-            signs[:] = 0
-        return scale, signs
+            return (backend.pack_bits(negative),)
+        scales = backend.rounded(backend.mean(gradients, backend.xp.abs))[:, None]
+        # Zero, or too small a mean for float32: then signs stand for nothing.
+        return scales, backend.pack_bits(negative & (scales > 0))
 
-    def _decode_sum(self, updates: Sequence[Update], factors: NDArray[np.float64], d: int) -> Float32:
+    def _decode_sum(self, backend: Backend, columns: Columns, keys: Sequence[Key], factors: Array, d: int) -> Array:
         if self.scaled:
-            factors = factors * np.concatenate([update.arrays[0] for update in updates])
+            factors = factors * backend.cast(backend.stacked(columns[0])[:, 0], "<f8")
+        signs = columns[-1]
 
-        def values(i: int, part: slice) -> NDArray[np.floating]:
-            packed = updates[i].arrays[-1][part.start // 8 : packed_bytes(part.stop, 1)]
-            return 1.0 - 2.0 * np.unpackbits(packed, count=part.stop - part.start, bitorder="little")
+        def values(i: int, part: slice) -> Array:
+            packed = signs[i][part.start // 8 : packed_bytes(part.stop, 1)]
+            minus = backend.unpack_bits(packed[None], part.stop - part.start)[0]
+            return 1.0 - 2.0 * backend.cast(minus, "<f8")
 
-        return weighted_sum(d, factors, values)
+        return backend.weighted_sum(d, factors, values)

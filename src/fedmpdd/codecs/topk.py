@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fedmpdd.codecs._packing import check_finite_values, largest_size, length_of
-from fedmpdd.codecs.base import Arrays, Codec, Float32, Parameters, Section, Update, check_count
-from fedmpdd.directions import Key, check_d, check_finite
+from fedmpdd.codecs.backends import Array, Backend
+from fedmpdd.codecs.base import Arrays, Codec, Columns, Parameters, Section, Update, check_count
+from fedmpdd.codecs.evidence import Coordinates, Evidence
+from fedmpdd.codecs.packing import check_finite_values, largest_of, length_of
+from fedmpdd.directions import Key, check_d
 from fedmpdd.errors import CodecError, ContentError
 
 _MAX_D = 2**32  # indices are 32 bits
@@ -23,8 +24,8 @@ class TopK(Codec):
 
     name: ClassVar[str] = "topk"
     code: ClassVar[int] = 4
-    unbiased: ClassVar[bool] = False
     needs_key: ClassVar[bool] = False
+    self_contained: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_count("k", self.k, "coordinates")
@@ -52,9 +53,13 @@ class TopK(Codec):
         """See Codec."""
         return 32 * d + 256 * self.k
 
-    def _bound(self, updates: Sequence[Update]) -> float:
+    def _bound(self, columns: Columns) -> float:
         """See Codec."""
-        return largest_size(np.concatenate([update.arrays[1] for update in updates]))
+        return largest_of(columns[1])
+
+    def evidence(self, updates: Sequence[Update]) -> Evidence:
+        """See Codec: coordinates that were not sent say little."""
+        return known_coordinates(self, updates)
 
     def magnitude(self, update: Update) -> float:
         """See Codec."""
@@ -68,22 +73,20 @@ class TopK(Codec):
     def _from_parameters(cls, parameters: Parameters) -> Self:
         return cls(parameters.size)
 
-    def _encode(self, gradients: Float32, keys: list[Key]) -> list[Arrays]:
-        check_finite(gradients)
-        chosen = [_largest(np.abs(gradient), self.k) for gradient in gradients]
-        return [(indices.astype("<u4"), gradient[indices]) for indices, gradient in zip(chosen, gradients, strict=True)]
+    def _encode(self, backend: Backend, gradients: Array, keys: list[Key]) -> Columns:
+        backend.check_finite(gradients)
+        indices = backend.zeros((len(keys), self.k), "<u4")
+        together = backend.rows_at_once(gradients.shape[1])
+        for start in range(0, len(keys), together):
+            rows = slice(start, start + together)
+            indices[rows] = backend.largest_places(backend.xp.abs(gradients[rows]), self.k)
+        return indices, backend.take(gradients, backend.cast(indices, "<i8"))
 
-    def _decode_sum(self, updates: Sequence[Update], factors: NDArray[np.float64], d: int) -> Float32:
-        total = np.zeros(d)
-        for update, factor in zip(updates, factors, strict=True):
-            indices, values = update.arrays
-            total[indices] += factor * values
-        return total.astype(np.float32)
+    def _decode_sum(self, backend: Backend, columns: Columns, keys: Sequence[Key], factors: Array, d: int) -> Array:
+        return backend.scattered_sum(d, factors, *columns)
 
 
-def _largest(magnitudes: Float32, k: int) -> NDArray[np.intp]:
-    """Indices, ascending, of the k largest; those that equal the smallest of these come in by index."""
-    smallest = np.partition(magnitudes, magnitudes.size - k)[magnitudes.size - k]
-    above = np.flatnonzero(magnitudes > smallest)
-    ties = np.flatnonzero(magnitudes == smallest)[: k - above.size]
-    return np.sort(np.concatenate([above, ties]))
+def known_coordinates(codec: Codec, updates: Sequence[Update]) -> Coordinates:
+    """Return the coordinates that updates carry, where they carry some of them."""
+    targets = np.stack([codec.decode_mean([update]) for update in updates])
+    return Coordinates(targets, targets != 0)

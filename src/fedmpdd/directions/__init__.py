@@ -4,7 +4,16 @@ The stream is a published standard, docs/directions.md, so that any two machines
 """
 
 from fedmpdd.directions.coordinates import distinct_coordinates
-from fedmpdd.directions.families import FAMILIES, Family, Hadamard, Rademacher, check_d, direction, family_named
+from fedmpdd.directions.families import (
+    FAMILIES,
+    Family,
+    Hadamard,
+    Rademacher,
+    check_d,
+    direction,
+    family_named,
+    family_numbered,
+)
 from fedmpdd.directions.gpu import why_no_gpu
 from fedmpdd.directions.keys import Key, check_key, derive_seed, partitioned_keys, rounding_words
 from fedmpdd.directions.native import (
@@ -48,6 +57,7 @@ __all__ = [
     "direction",
     "distinct_coordinates",
     "family_named",
+    "family_numbered",
     "hadamard_size",
     "moments",
     "partitioned_keys",

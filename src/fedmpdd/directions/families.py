@@ -194,3 +194,11 @@ def family_named(name: str) -> Family:
         return FAMILIES[name]
     except KeyError:
         raise CodecError(f"family {name!r} is unknown: expected one of {', '.join(FAMILIES)}") from None
+
+
+def family_numbered(code: int) -> Family:
+    """Return the family of that number on the wire, or raise CodecError."""
+    for family in FAMILIES.values():
+        if family.code == code:
+            return family
+    raise CodecError(f"family number {code} is unknown")

@@ -10,12 +10,13 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from flwr.common.logger import log
 
 from fedmpdd.codecs.mpdd import BITS
-from fedmpdd.errors import ConfigError
+from fedmpdd.errors import CodecError, ConfigError
 from fedmpdd.flower.layout import FLAT, Float32, Layout, pack_flat
 from fedmpdd.flower.order import CATCH_UP, ORDER, Follow, Order
 from fedmpdd.flower.replay import FACTOR_BYTES, model_hash, pack_round, pack_vectors
-from fedmpdd.server.step import Step
+from fedmpdd.server.replica import Replica
 from fedmpdd.simulation.sections import CodecConfig
+from fedmpdd.uplink import check_parts
 from fedmpdd.wire.bundle import Bundle
 from fedmpdd.wire.catch_up import PER_BUNDLE, PER_MESSAGE, CatchUp
 
@@ -50,9 +51,9 @@ class Parcel:
 class Models:
     """The model to every node in every round."""
 
-    def begin(self, number: int, flat: Float32, step: Step[Float32], expected: int) -> None:
+    def begin(self, number: int, server: Replica[Float32], expected: int) -> None:
         """Begin a round with this model; `expected` bytes are what it will add, as far as is known."""
-        self._parcel = Parcel(pack_flat(flat))
+        self._parcel = Parcel(pack_flat(server.flat))
 
     def parcel(self, node: int) -> Parcel:
         """Return what to send a node that is asked in this round."""
@@ -89,19 +90,19 @@ class Followers(Models):
         self._failures: Counter[int] = Counter()  # and how often it could not follow, in a row
         self._sent: dict[int, Parcel] = {}  # in this round
 
-    def begin(self, number: int, flat: Float32, step: Step[Float32], expected: int) -> None:
+    def begin(self, number: int, server: Replica[Float32], expected: int) -> None:
         """See Models."""
-        found = model_hash(flat)
-        if (number, found) != (self._round, self._follow.model):
+        current = model_hash(server.flat)
+        if (number, current) != (self._round, self._follow.model):
             # The first round, or somebody changed the model between rounds: nobody has it.
             self._has.clear()
             self._rounds.clear()
             self._round, self._kept = number, 0
-            self._follow = replace(self._follow, model=found)
+            self._follow = replace(self._follow, model=current)
         self._expected = PER_BUNDLE + FACTOR_BYTES + expected
         # Made once for all nodes, and only if one needs it: in most rounds there is no model to pack.
-        self._alone = cache(lambda: Parcel(pack_flat(flat)))
-        self._whole = cache(lambda: Parcel(pack_vectors(flat, step), follow=self._follow))
+        self._alone = cache(lambda: Parcel(pack_flat(server.flat)))
+        self._whole = cache(lambda: Parcel(pack_vectors(server), follow=self._follow))
         self._since = cache(self._missed)
         self._sent = {}
 
@@ -164,11 +165,12 @@ def check_downlink(kind: str, bits: int | None, codec: CodecConfig | None) -> No
         return
     if bits not in BITS or isinstance(bits, bool):
         raise ConfigError(f"downlink_bits = {bits!r}: expected one of {', '.join(map(str, BITS))}")
-    if codec is None or codec.name != "mpdd" or codec.keys != "shared":
-        raise ConfigError(
-            f"downlink_bits = {bits} rounds the mean of scalars along the same directions; it needs the codec mpdd "
-            "with keys=shared"
-        )
+    if codec is None:
+        raise ConfigError(f'downlink_bits = {bits} needs a codec by name, such as "mpdd:m=400:keys=shared"')
+    try:
+        check_parts(codec.build(), codec.keys, mean_bits=bits)
+    except CodecError as error:
+        raise ConfigError(f"downlink_bits = {bits}: {error}") from None
 
 
 def make_downlink(kind: DownlinkKind, layout: Layout, follow: Follow) -> Models:

@@ -7,14 +7,12 @@ import numpy as np
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.app.error import Error
 
-from fedmpdd.codecs import Update
 from fedmpdd.directions import Key
 from fedmpdd.errors import FedmpddError, InputError, OrderError
 from fedmpdd.flower import replay
 from fedmpdd.flower.layout import Float32, pack_flat, read_flat
 from fedmpdd.flower.order import CATCH_UP, ORDER, ROUND, UPDATE, Order
 from fedmpdd.flower.policy import ClientPolicy, count_update
-from fedmpdd.uplink.error_feedback import ErrorFeedback
 
 MEMORY = "fedmpdd.memory"  # of error feedback, in the node's own state
 REFUSED = 0x464D  # an error code of ours: the user's function was not at fault
@@ -110,7 +108,7 @@ def _reply(content: RecordDict, order: Order, start: Float32, context: Context, 
     gradient = values if order.returns == "gradient" else start - values
     if not np.isfinite(gradient).all():
         raise InputError(f"the {order.returns} that was computed is not finite: lower the learning rate")
-    frame = order.make_session().pack(_encode(gradient, order, context))
+    frame = _frame(gradient, order, context)
     metrics = {key: value for record in content.metric_records.values() for key, value in record.items()}
     if policy.metrics is not None:
         metrics = {key: value for key, value in metrics.items() if key in policy.metrics}
@@ -121,21 +119,16 @@ def _reply(content: RecordDict, order: Order, start: Float32, context: Context, 
     return RecordDict({ORDER: record})
 
 
-def _encode(gradient: Float32, order: Order, context: Context) -> Update:
-    codec = order.make_codec()
+def _frame(gradient: Float32, order: Order, context: Context) -> bytes:
+    """What leaves the node: one frame, by the path that all engines take."""
+    uplink = order.make_uplink()
+    if uplink.memory is not None and MEMORY in context.state.array_records:
+        uplink.memory.load({0: read_flat(context.state.array_records[MEMORY], gradient.size)})
     key = order.key or Key(secrets.randbits(64))
-    rows = gradient[np.newaxis]
-    protection = order.make_protection(codec)
-    if protection is not None:
-        return protection.encode(rows, [key])[0]
-    if not order.error_feedback:
-        return codec.encode(rows, [key])[0]
-    feedback = ErrorFeedback(codec)
-    if MEMORY in context.state.array_records:
-        feedback.load({0: read_flat(context.state.array_records[MEMORY], gradient.size)})
-    (update,) = feedback.encode(rows, [key], [0])
-    context.state[MEMORY] = pack_flat(feedback.state()[0])
-    return update
+    (update,) = uplink.encode(0, gradient[np.newaxis], [key], [0]).batch.updates()
+    if uplink.memory is not None:
+        context.state[MEMORY] = pack_flat(uplink.memory.state()[0])
+    return uplink.session(0).pack(update)
 
 
 def _refusal(message: Message, error: FedmpddError, code: int = REFUSED) -> Message:

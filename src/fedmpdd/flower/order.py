@@ -5,14 +5,14 @@ import math
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from fedmpdd.codecs import MPDD, Codec, make_codec
+from fedmpdd.codecs import Codec, make_codec
 from fedmpdd.directions import Key, check_key
 from fedmpdd.documents import parse_json
 from fedmpdd.errors import InputError, OrderError
 from fedmpdd.flower.layout import Layout
 from fedmpdd.server.step import OPTIMISERS, StepRule
-from fedmpdd.uplink.protection import Private
-from fedmpdd.wire.frames import VERSION, Session
+from fedmpdd.uplink import ErrorFeedback, Protection, RobustMean, Uplink
+from fedmpdd.wire.frames import VERSION
 
 ORDER = "fedmpdd"  # the key of the order in the ConfigRecord of a message, and of the ConfigRecord in a reply
 CATCH_UP = "fedmpdd.catch-up"  # beside the order, in the place of a model: what later rounds added to an earlier one
@@ -77,25 +77,23 @@ class Order:
         codec = self._codec_of(number)
         if self.follow is None or self.follow.mean_bits is None:
             return codec
-        if not isinstance(codec, MPDD):
-            raise OrderError(f"downlink_bits = {self.follow.mean_bits}: only mpdd has scalars, the codec is {codec}")
-        return replace(codec, bits=self.follow.mean_bits)
+        if codec.scalar_codec is None:
+            raise OrderError(f"downlink_bits = {self.follow.mean_bits}: {codec} has no scalars to take the mean of")
+        return codec.scalar_codec.with_bits(self.follow.mean_bits)
 
     def _codec_of(self, number: int) -> Codec:
         parameters = dict(self.codec)
         return make_codec(parameters.pop("name"), parameters).for_shapes(self.layout.shapes).at_round(number - 1)
 
-    def make_protection(self, codec: Codec) -> Private | None:
-        """Return what protects updates, if anything does."""
-        if not self.protection:
-            return None
-        if not isinstance(codec, MPDD):
-            raise OrderError(f"{', '.join(self.protection)}: only mpdd has scalars to protect, the codec is {codec}")
-        return Private(codec, **self.protection)
-
-    def make_session(self) -> Session:
-        """Return the session that frames of this order belong to."""
-        return Session(self.make_codec(), self.layout.d, sends_seed=self.key is None)
+    def make_uplink(self, *, mean_bits: int | None = None, robust: RobustMean | None = None) -> Uplink:
+        """Return the path of an update that answers this order; how the server takes the mean is its own affair."""
+        codec = self.make_codec()
+        protection = Protection(codec, **self.protection) if self.protection else None
+        memory = ErrorFeedback(codec) if self.error_feedback else None
+        keys = "sent" if self.key is None else "shared" if self.key.slot == 0 else "partitioned"
+        return Uplink(
+            codec, self.layout.d, keys, memory=memory, protection=protection, mean_bits=mean_bits, robust=robust
+        )
 
     def as_text(self, *, with_layout: bool = True) -> str:
         """Return the order as it travels; a client that follows has the layout already."""
@@ -127,7 +125,7 @@ class Order:
             if follow is not None:
                 follow = Follow(**{**follow, "rule": StepRule(**follow["rule"])})
             order = cls(layout=layout, key=None if key is None else check_key(Key(*key)), follow=follow, **values)
-            order.make_protection(order.make_session().codec)
+            order.make_uplink()
         except (InputError, TypeError, ValueError, KeyError, AttributeError, ArithmeticError, RecursionError) as error:
             raise OrderError(f"the order of the server cannot be followed: {error}") from None
         return order

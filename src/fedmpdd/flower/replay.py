@@ -1,6 +1,6 @@
 """A client that keeps the model, and gets to the next by what the rounds in between added: docs/flower.md.
 
-The server takes its steps with `advance` too. Without PyTorch: a client need not wait for it.
+The server takes its steps as a `Replica` too. Without PyTorch: a client need not wait for it.
 """
 
 import hashlib
@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
-from fedmpdd.codecs import Codec
 from fedmpdd.documents import parse_json
 from fedmpdd.errors import ContentError, InputError, TruncatedFrameError
 from fedmpdd.flower.layout import Float32, Layout, pack_flat, read_flat
 from fedmpdd.flower.order import Follow, Order
-from fedmpdd.server.step import Rule, Step
-from fedmpdd.wire.bundle import Bundle, unpack_bundle
+from fedmpdd.server.replica import Replica
+from fedmpdd.server.step import OPTIMISERS, Rule, Step
+from fedmpdd.wire.bundle import Bundle
 from fedmpdd.wire.catch_up import CatchUp, unpack_catch_up
 
 MODEL = "fedmpdd.model"  # in the node's own state: the model and the vectors of the server's optimiser, as one array,
@@ -34,21 +34,13 @@ def model_hash(flat: Float32) -> str:
     return hashlib.sha256(flat.astype("<f4", copy=False).tobytes()).hexdigest()[:16]
 
 
-def make_step(rule: Rule, lr: float, d: int) -> Step[Float32]:
-    """Return the server's step on arrays."""
-    return Step(rule, lr, lambda: np.zeros(d, np.float32))
-
-
-def advance(step: Step[Float32], flat: Float32, bundle: Bundle, factor: float, number: int) -> Float32:
-    """Return the model after a round (they count from 1): on the server, and on every client that follows it.
-
-    factor: how much of the estimated step to take.
-    """
-    if not bundle.updates:
-        return flat
-    estimate = bundle.updates[0].codec.decode_mean(bundle.updates, bundle.weights)
-    estimate *= float(factor)  # a float of Python: rounded to float32, then one product a coordinate
-    return step(flat, estimate, number - 1)
+def make_replica(rule: Rule, lr: float, vectors: Float32, next_round: int = 0) -> Replica[Float32]:
+    """Return the server's model, from its parameters [d], or from these and what its optimiser keeps [vectors, d]."""
+    rows = vectors.reshape(1, -1) if vectors.ndim == 1 else vectors
+    replica = Replica(rows[0], Step(rule, lr, lambda: np.zeros(rows.shape[1], np.float32)), next_round)
+    if len(rows) > 1:
+        replica.load(tuple(rows), next_round)
+    return replica
 
 
 def pack_round(bundle: Bundle, factor: float) -> bytes:
@@ -56,14 +48,14 @@ def pack_round(bundle: Bundle, factor: float) -> bytes:
     return _FACTOR.pack(factor) + bundle.pack()
 
 
-def unpack_round(data: bytes, codec: Codec, d: int) -> tuple[Bundle, float]:
-    """Read what a round adds, or raise the WireError that says what is wrong with it."""
+def split_round(data: bytes) -> tuple[float, bytes]:
+    """Part what a round adds into how much of the step to take and the bundle, or raise WireError."""
     if len(data) < FACTOR_BYTES:
         raise TruncatedFrameError(f"a round has {len(data)} bytes; expected a factor of {FACTOR_BYTES} and a bundle")
     (factor,) = _FACTOR.unpack_from(data)
     if not (math.isfinite(factor) and factor > 0):
         raise ContentError(f"a round's step is multiplied by {factor}; expected a finite number above 0")
-    return unpack_bundle(data[FACTOR_BYTES:], codec, d), factor
+    return factor, data[FACTOR_BYTES:]
 
 
 # -------------------------------------------------------------------------------------------------- a client's state
@@ -79,11 +71,10 @@ def known_layout(state: RecordDict) -> Layout | None:
 
 def begin(order: Order, follow: Follow, arrays: ArrayRecord, state: RecordDict) -> Float32:
     """Take the model that came, and keep it."""
-    step = make_step(follow.rule, follow.lr, order.layout.d)
-    flat = _load(step, arrays, order.layout.d)
-    _check(flat, order, follow, "came")
-    _keep(step, flat, order, state)
-    return flat
+    replica = _load(order, follow, arrays, order.round)
+    _check(replica.flat, order, follow, "came")
+    _keep(replica, order, state)
+    return replica.flat
 
 
 def catch_up(order: Order, follow: Follow, data: object, state: RecordDict) -> Float32:
@@ -94,16 +85,14 @@ def catch_up(order: Order, follow: Follow, data: object, state: RecordDict) -> F
     number = None if record is None else record.get(_ROUND)
     if not isinstance(number, int) or MODEL not in state.array_records:
         raise InputError("what later rounds added came, and there is no model here to add it to; a model is needed")
-    d = order.layout.d
-    step = make_step(follow.rule, follow.lr, d)
-    flat = _load(step, state.array_records[MODEL], d)
+    replica = _load(order, follow, state.array_records[MODEL], number)
     message: CatchUp[Any] = unpack_catch_up(data)
-    for bundle in _missed(message, number, order.round):
-        flat = advance(step, flat, *unpack_round(bundle, order.bundle_codec(number), d), number)
-        number += 1
-    _check(flat, order, follow, "was rebuilt here")
-    _keep(step, flat, order, state)
-    return flat
+    for added in _missed(message, number, order.round):
+        factor, bundle = split_round(added)
+        replica.apply(bundle, order.bundle_codec(replica.next_round + 1), factor)
+    _check(replica.flat, order, follow, "was rebuilt here")
+    _keep(replica, order, state)
+    return replica.flat
 
 
 def _missed(message: CatchUp[Any], number: int, wanted: int) -> tuple[bytes, ...]:
@@ -128,17 +117,18 @@ def _check(flat: Float32, order: Order, follow: Follow, how: str) -> None:
         )
 
 
-def _load(step: Step[Float32], arrays: ArrayRecord, d: int) -> Float32:
-    flat, *vectors = read_flat(arrays, d * (1 + len(step.state))).reshape(-1, d).copy()
-    step.state = dict(zip(step.state, vectors, strict=True))
-    return np.asarray(flat)
+def _load(order: Order, follow: Follow, arrays: ArrayRecord, number: int) -> Replica[Float32]:
+    """The model that a record holds, the one that round `number` starts from; rounds count from 1 here."""
+    d = order.layout.d
+    vectors = read_flat(arrays, d * (1 + len(OPTIMISERS[follow.rule.optimiser]))).reshape(-1, d).copy()
+    return make_replica(follow.rule, follow.lr, vectors, number - 1)
 
 
-def _keep(step: Step[Float32], flat: Float32, order: Order, state: RecordDict) -> None:
-    state[MODEL] = pack_vectors(flat, step)
+def _keep(replica: Replica[Float32], order: Order, state: RecordDict) -> None:
+    state[MODEL] = pack_vectors(replica)
     state[FOLLOWING] = ConfigRecord({_ROUND: order.round, _LAYOUT: json.dumps(asdict(order.layout))})
 
 
-def pack_vectors(flat: Float32, step: Step[Float32]) -> ArrayRecord:
+def pack_vectors(replica: Replica[Float32]) -> ArrayRecord:
     """Return the model, and what the server's optimiser keeps, as the one array that travels."""
-    return pack_flat(np.concatenate([flat, *step.state.values()]))
+    return pack_flat(np.concatenate(replica.vectors))

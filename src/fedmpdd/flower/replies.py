@@ -66,7 +66,8 @@ class Replies:
             raise ReplyError(f"its update is for round {number!r}, this is {k}")
         if not isinstance(frame, bytes):
             raise ReplyError(f"its update is {type(frame).__name__}, expected bytes")
-        update = order.make_session().unpack(frame, order.key if order.make_codec().needs_key else None)
+        session = order.make_uplink().session(0)
+        update = session.unpack(frame, order.key if session.assigns_key else None)
         return Contribution(node, update, self._weight(values), values, len(frame))
 
     def _weight(self, metrics: dict[str, Any]) -> float:

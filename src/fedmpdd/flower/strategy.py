@@ -21,12 +21,13 @@ from fedmpdd.flower.downlink import DownlinkKind, Models, check_downlink, make_d
 from fedmpdd.flower.layout import Float32, Layout
 from fedmpdd.flower.mod import LOST
 from fedmpdd.flower.order import Follow, Order, Returned
-from fedmpdd.flower.replay import advance, make_step
+from fedmpdd.flower.replay import make_replica
 from fedmpdd.flower.replies import Contribution, Replies
-from fedmpdd.server.step import Step, StepRule
+from fedmpdd.server.replica import Replica
+from fedmpdd.server.step import StepRule
 from fedmpdd.simulation.config import parse_codec
 from fedmpdd.simulation.sections import CodecConfig, ServerConfig
-from fedmpdd.uplink import Reference, RobustMean, Screening
+from fedmpdd.uplink import Mean, Reference, RobustMean, Screening
 from fedmpdd.wire.bundle import Bundle
 
 _PROTECTION = ("clip", "noise_multiplier", "scale_grid")
@@ -96,8 +97,6 @@ class FedMPDD(FedAvg):
         self.lr = 1.0 if lr is None else lr
         self._damped = lr is None
         self.server = server or ServerConfig()
-        if self.server.control is not None:
-            raise ConfigError("server.control is for the local engine: clients here do not follow every round")
         self.weighting = weighting
         self.max_value, self.max_ratio = max_value, max_ratio
         self.robust = (RobustMean() if robust else None) if isinstance(robust, bool) else robust
@@ -105,9 +104,8 @@ class FedMPDD(FedAvg):
         self._seed = secrets.randbits(63) if seed is None else seed
         self._rounds_before = 0  # of an earlier start, from a checkpoint
         self._replies: Replies | None = None
-        self._model: Float32 | None = None
         self._layout: Layout | None = None
-        self._step: Step[Float32] | None = None
+        self._server: Replica[Float32] | None = None
         self._downlink = Models()
         self._downlink_bytes = 0  # of the round at work, all nodes together
         self._orders: dict[int, Order] = {}  # of the round at work, by node
@@ -145,10 +143,10 @@ class FedMPDD(FedAvg):
         """Run the rounds, or, with a checkpoint, those that are left of them. See Flower's Strategy."""
         self._begin(initial_arrays)
         assert self._layout is not None
-        assert self._model is not None
+        assert self._server is not None
         if self._rounds_before:
             log(INFO, "%s holds %s rounds; going on from there", self.checkpoint, self._rounds_before)
-            initial_arrays = self._layout.unflatten(self._model)
+            initial_arrays = self._layout.unflatten(self._server.flat)
         if self._rounds_before >= num_rounds:
             log(INFO, "all %s rounds are done", num_rounds)
             return Result(arrays=initial_arrays)
@@ -165,19 +163,18 @@ class FedMPDD(FedAvg):
 
     def _begin(self, arrays: ArrayRecord) -> None:
         self._layout = Layout.of(arrays)
-        self._model = self._layout.flatten(arrays)
-        self._step = make_step(self.server, self.lr, self._layout.d)
+        self._server = make_replica(self.server, self.lr, self._layout.flatten(arrays))
         screening = Screening(self.max_value, self.max_ratio, weighted=self.weighting == "examples")
         self._replies = Replies(self.weighting, self.weighted_by_key, screening)
         self._rounds_before = 0
         self._downlink = make_downlink(self.downlink, self._layout, self._follow)
         if self.codec is not None:
-            self._order(1).make_session()  # what does not fit the model is refused now
+            self._order(1).make_uplink()  # what does not fit the model is refused now
         if self.checkpoint is not None and self.checkpoint.is_file():
-            found = read_checkpoint(self.checkpoint, self._layout, tuple(self._step.state))
-            screening.reference = _reference_of(self.checkpoint, found)
-            self._rounds_before, self._model = found.rounds, found.model
-            self._step.state = {name: value.copy() for name, value in found.server.items()}
+            saved = read_checkpoint(self.checkpoint, self._layout, tuple(self._server.step.state))
+            screening.reference = _reference_of(self.checkpoint, saved)
+            self._rounds_before = saved.rounds
+            self._server.load((saved.model, *(value.copy() for value in saved.server.values())), saved.rounds)
 
     # ------------------------------------------------------------------------------------------- a round
 
@@ -188,8 +185,9 @@ class FedMPDD(FedAvg):
         if self._layout is None:  # a user drives the rounds without `start`
             self._begin(arrays)
         assert self._layout is not None
+        assert self._server is not None
         k = server_round + self._rounds_before
-        self._model = self._layout.flatten(arrays)
+        self._server.flat, self._server.next_round = self._layout.flatten(arrays), k - 1
         messages = sorted(super().configure_train(k, arrays, config, grid), key=lambda one: one.metadata.dst_node_id)
         nodes = [message.metadata.dst_node_id for message in messages]
         if self.codec is None:
@@ -198,8 +196,7 @@ class FedMPDD(FedAvg):
         order = self._order(k)
         keys = self._keys(self.codec.keys, k, len(nodes))
         self._orders, self._downlink_bytes = {}, 0
-        assert self._step is not None
-        self._downlink.begin(k, self._model, self._step, self._expected_bytes(order, len(nodes)))
+        self._downlink.begin(k, self._server, self._expected_bytes(order, len(nodes)))
         for message, node, key in zip(messages, nodes, keys, strict=True):
             parcel = self._downlink.parcel(node)
             self._orders[node] = replace(order.for_client(key), follow=parcel.follow)
@@ -268,7 +265,7 @@ class FedMPDD(FedAvg):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Decode the updates that count, and step along their mean."""
         assert self._layout is not None
-        assert self._model is not None
+        assert self._server is not None
         assert self._replies is not None
         k = server_round + self._rounds_before
         answered, failed = self._check_and_log_replies(replies, is_train=True, validate=False)
@@ -289,81 +286,69 @@ class FedMPDD(FedAvg):
             len(self._orders) - len(answered),
         )
         if not self._take_step(k, contributions):
-            self._downlink.add(Bundle(), 1.0, self._model)
+            self._downlink.add(Bundle(), 1.0, self._server.flat)
             return None, None
         if self.checkpoint is not None:
-            assert self._step is not None
             reference = self._replies.screening.reference.state()
-            state = Checkpoint(k, self._model, self._step.state, reference=reference)
+            state = Checkpoint(k, self._server.flat, self._server.step.state, reference=reference)
             write_checkpoint(self.checkpoint, state, self._layout)
-        return self._layout.unflatten(self._model), self._metrics(contributions, dropped)
+        return self._layout.unflatten(self._server.flat), self._metrics(contributions, dropped)
 
     def _take_step(self, k: int, contributions: list[Contribution]) -> bool:
         """Step along the mean; return False if the model stays as it was."""
-        assert self._model is not None
-        assert self._step is not None
+        assert self._server is not None
         if not contributions:
             return False
-        bundle, share = self._bundle(k, contributions)
-        factor = share * self._damping(k, bundle, len(contributions))
-        before = {name: value.copy() for name, value in self._step.state.items()}
-        stepped = advance(self._step, self._model, bundle, factor, k)
-        if not np.isfinite(stepped).all():
-            self._step.state = before
+        mean, share = self._mean(k, contributions)
+        factor = share * self._damping(k, mean, len(contributions))
+        before = tuple(vector.copy() for vector in self._server.vectors)
+        self._server.take(mean, factor)
+        if not np.isfinite(self._server.flat).all():
+            self._server.load(before, k)
             log(WARNING, "round %s: the step would make the model infinite; it stays as it was", k)
             return False
-        self._model = stepped
-        self._downlink.add(bundle, factor, stepped)
+        self._downlink.add(mean.bundle(), factor, self._server.flat)
         return True
 
-    def _bundle(self, k: int, contributions: list[Contribution]) -> tuple[Bundle, float]:
-        """What the server steps along, the updates of the clients or their mean itself, and how much of that step."""
-        assert self.codec is not None
+    def _mean(self, k: int, contributions: list[Contribution]) -> tuple[Mean, float]:
+        """What the server steps along, and how much of that step."""
         assert self._replies is not None
         updates = [contribution.update for contribution in contributions]
         weights = [contribution.weight for contribution in contributions] if self.weighting == "examples" else None
-        if self.robust is not None:
-            reference = self._replies.screening.reference.median()
-            bundle = self.robust.bundle(
-                updates,
-                weights,
-                reference,
-                shared=self.codec.keys == "shared",
-                mean_bits=self.downlink_bits,
-                sketch=derive_seed(self._seed, k, NO_CLIENT - 1),
-            )
-            return bundle, self.robust.share(updates, weights, reference)
-        if self.downlink_bits is not None:
-            return Bundle((updates[0].codec.mean_update(updates, self.downlink_bits, weights),)), 1.0
-        return Bundle(tuple(updates), None if weights is None else tuple(weights)), 1.0
+        reference = self._replies.screening.reference.median()
+        order = self._orders[contributions[0].client]
+        uplink = order.make_uplink(mean_bits=self.downlink_bits, robust=self.robust)
+        sketch = derive_seed(self._seed, k, NO_CLIENT - 1)
+        mean = uplink.mean(uplink.uploads_of(updates), weights, reference, sketch)
+        return mean, 1.0 if self.robust is None else self.robust.share(updates, weights, reference)
 
     def _metrics(self, contributions: list[Contribution], dropped: int) -> MetricRecord:
-        shared = sorted(set.intersection(*(set(own.metrics) for own in contributions)))
-        found = MetricRecord()
+        shared = sorted(set.intersection(*(set(one.metrics) for one in contributions)))
+        metrics = MetricRecord()
         try:
             records = [
-                RecordDict({"metrics": MetricRecord({name: own.metrics[name] for name in shared})})
-                for own in contributions
+                RecordDict({"metrics": MetricRecord({name: one.metrics[name] for name in shared})})
+                for one in contributions
             ]
             if shared:
-                found = self.train_metrics_aggr_fn(records, self.weighted_by_key)
+                metrics = self.train_metrics_aggr_fn(records, self.weighted_by_key)
         except Exception as error:  # a user's function, on clients' numbers: no reason to lose the round
             log(WARNING, "metrics could not be aggregated: %s", error)
-        found["fedmpdd-contributors"] = len(contributions)
-        found["fedmpdd-dropped"] = dropped
-        found["fedmpdd-update-bytes"] = sum(own.frame_bytes for own in contributions)
-        found["fedmpdd-downlink-bytes"] = self._downlink_bytes
-        return found
+        metrics["fedmpdd-contributors"] = len(contributions)
+        metrics["fedmpdd-dropped"] = dropped
+        metrics["fedmpdd-update-bytes"] = sum(one.frame_bytes for one in contributions)
+        metrics["fedmpdd-downlink-bytes"] = self._downlink_bytes
+        return metrics
 
-    def _damping(self, k: int, bundle: Bundle, clients: int) -> float:
+    def _damping(self, k: int, mean: Mean, clients: int) -> float:
         """How much of the estimated step to take: the share that is best if gradients agree."""
         assert self.codec is not None
-        codec = bundle.updates[0].codec
+        codec = mean.batch.codec
         if not self._damped or self.codec.error_feedback or codec.variance_is_bound or not codec.unbiased:
             return 1.0
         # Along the same directions clients err in the same way, and their mean as each of them.
         count = 1 if self.codec.keys == "shared" else clients
-        error = codec.variance(bundle.updates[0].d, count, partitioned=self.codec.keys == "partitioned")
+        error = codec.variance(mean.batch.d, count, partitioned=self.codec.keys == "partitioned")
         if error is None:
             return 1.0
         share = 1 / (1 + error)
@@ -387,7 +372,7 @@ def _reference_of(path: Path, checkpoint: Checkpoint) -> Reference:
 
 
 def _checked(codec: CodecConfig) -> CodecConfig:
-    if codec.build().from_losses:
+    if codec.build().source == "losses":
         raise ConfigError(f"codec {codec.name!r} sends losses; a train function returns a model or a gradient")
     if codec.keys == "derived":
         raise ConfigError('keys = "derived" is for the local engine; use "sent", "partitioned" or "shared"')
@@ -396,8 +381,6 @@ def _checked(codec: CodecConfig) -> CodecConfig:
             f"the noise of {codec.name} is drawn from the key, and keys = {codec.keys!r} assigns it: whoever knows it "
             'takes the noise off again; use keys = "sent"'
         )
-    if codec.memory is not None:
-        raise ConfigError(f"memory = {codec.memory!r} is for the local engine; use error_feedback, or leave it out")
     return codec
 
 

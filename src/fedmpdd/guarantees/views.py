@@ -154,14 +154,14 @@ def _round_mean(config: RunConfig) -> Sight:
             "each client has directions of its own in the mean",
         )
     protection = config.codec.protection()
-    bits = 32 if protection is None else protection.codec.bits
+    rounded = protection is not None and not protection.codec.adds_up
     weighted = config.weighting != "equal"
     # Two means of which one has a heavy client in it differ in the width of their noise, which is plain to see.
     tells_who = "weights by examples make the noise of a mean wider or narrower with who is in it" if weighted else ""
     what = "the sum of a round's noisy scalars along shared directions"
-    if bits < 32:
+    if rounded:
         reason = (
-            f"noise of other clients is not counted on: scalars of {bits} bits are rounded one "
+            f"noise of other clients is not counted on: scalars of {config.codec.build()} are rounded one "
             "by one, and their sum is no function of the sum of noisy scalars; bits = 32 adds it up"
         )
     elif config.dropout > 0 or weighted:
@@ -210,19 +210,19 @@ def _of_sums(config: RunConfig, mean: Sight) -> View:
     if config.secure is None:
         who = "a server that sees the sum of a round and who took part, as with secure sums; here it sees updates"
         return View("aggregate", who, "sums, if secure sums were used", mean, knows_sample=knows)
-    friends = config.secure.friends(config.per_round)
+    colluders = config.secure.colluders(config.per_round)
     league = "no client is in league with the server (secure.colluding)"
     who = "a server that sees the sum of a round and who took part"
-    if friends:
-        left = config.secure.hiding(config.per_round)
-        league = f"the server may know that of {friends} of them, and {left} are left"
-        who += f", in league with {friends} clients of a round"
+    if colluders:
+        left = config.secure.honest_minimum(config.per_round)
+        league = f"the server may know that of {colluders} of them, and {left} are left"
+        who += f", in league with {colluders} clients of a round"
     return View(
         "aggregate",
         who,
         "sums",
         mean,
-        known_noise=friends,
+        known_noise=colluders,
         knows_sample=knows,
         failure=config.rounds * SECRECY if config.secure.neighbours else 0.0,
         assumptions=(league, *_of_neighbours(config)),
@@ -294,7 +294,7 @@ def _of_run_folder() -> View:
 
 def _in_league(config: RunConfig, colluding: int | None) -> int:
     if colluding is None:
-        return 1 if config.secure is None else max(1, config.secure.friends(config.per_round))
+        return 1 if config.secure is None else max(1, config.secure.colluders(config.per_round))
     if not 1 <= colluding < config.clients:
         raise PrivacyError(
             f"colluding = {colluding}: expected how many of the {config.clients} clients put together what they see, "

@@ -33,10 +33,11 @@ def make_cell(audit: Audit, scene: Scene, text: str, name: str, path: Path, repo
 
 def _attacked(audit: Audit, scene: Scene, text: str, name: str, report: Callable[[float], None]) -> dict[str, Any]:
     observations = observations_of(audit, scene, text)
-    codec = observations[0].sights[0].codec
-    protection = observations[0].sights[0].protection
+    first = observations[0].sights[0]
+    protection = first.protection
     noisy = protection is not None and protection.noise_deviation > 0
-    setting = Setting(audit.config.model, codec, audit.audit.rounds, noisy, scene.public, audit.audit.effort)
+    seen = first.codec.evidence([first.update])
+    setting = Setting(audit.config.model, seen, audit.audit.rounds, noisy, scene.public, audit.audit.effort)
     attack = ATTACKS[name](setting)
     start = time.perf_counter()
     found = attack.run(observations, seed=audit.audit.seed, progress=report)

@@ -10,7 +10,7 @@ from fedmpdd.errors import ConfigError
 from fedmpdd.privacy.attacks import ATTACKS
 from fedmpdd.runs.compare import codec_config
 from fedmpdd.simulation.config import RunConfig, apply_overrides, codec_words, parse_config, read_table
-from fedmpdd.uplink.protection import Private
+from fedmpdd.uplink import Protection
 
 
 class AuditConfig(BaseModel):
@@ -56,7 +56,7 @@ class Audit(BaseModel):
         """Return the codec that a text describes."""
         return codec_config(self.config, text).codec.build()
 
-    def protection(self, text: str) -> Private | None:
+    def protection(self, text: str) -> Protection | None:
         """Return what protects the updates of that codec, if anything does."""
         return codec_config(self.config, text).codec.protection()
 
@@ -88,7 +88,7 @@ def load_audit(source: str, overrides: list[str], *, codecs: str | None = None, 
     audit = Audit(config=parse_config(values), audit=chosen)
     for text in audit.codec_texts():
         codec = audit.codec(text)
-        if codec.from_losses:
+        if codec.source == "losses":
             raise ConfigError(f"audit.codecs: {text} sends losses, not gradients; there is no attack on those here yet")
     return audit
 
@@ -99,6 +99,6 @@ def _text_of(config: RunConfig) -> str:
     parameters = {
         key: value
         for key, value in values.items()
-        if key not in ("name", "keys", "error_feedback", "memory") and not (key in unset and value == unset[key])
+        if key not in ("name", "keys", "error_feedback") and not (key in unset and value == unset[key])
     }
     return codec_words(values["name"], parameters)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedmpdd.privacy.config import Audit
-from fedmpdd.privacy.meter import meter, revealed_bits
+from fedmpdd.privacy.meter import meter
 from fedmpdd.privacy.scene import Scene
 from fedmpdd.privacy.verdicts import Evidence, sentence, strongest, verdict
 from fedmpdd.simulation.engine import partition_of
@@ -78,7 +78,7 @@ def row_of(audit: Audit, scene: Scene, text: str, attack: str, cells: Cells, cla
         labels_found=float((cell["labels"] == scene.labels).mean()),
         linkage=None if np.isnan(linked) else linked,
         truth_fits_better=float(better.mean()),
-        bits_revealed=audit.audit.rounds * revealed_bits(codec, len(scene.flat)),
+        bits_revealed=audit.audit.rounds * codec.revealed_bits(len(scene.flat)),
         verdict=found,
         sentence=sentence(text, attack, found, *numbers),
         ssim_each=ssim,

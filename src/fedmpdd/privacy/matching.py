@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmpdd.codecs import MPDD, Peaks, RandK, TopK
+from fedmpdd.codecs.evidence import Choices, Projections
 from fedmpdd.directions import Key, family_named
 from fedmpdd.privacy.observation import Sight
+from fedmpdd.uplink import Protection
 
 EXACT = 1e5  # nats of a loss that measures without noise, within what float32 can tell
 
@@ -77,27 +78,26 @@ class Cosine:
         return 0.5 * (a - b).square().sum(dim=1)
 
 
-class Projections:
-    """Compare m scalars along the update's own directions.
+class ScalarMatch:
+    """Compare scalars along the update's own directions.
 
-    32 bits: squared differences. 16 to 4 bits: the same, but what stochastic rounding can explain costs nothing: a
-    scalar within a step of its level. One bit: a logistic loss on every sign, with the norm that the scale gives away.
+    Exact ones: squared differences. Levels: the same, but what stochastic rounding can explain costs nothing: a scalar
+    within a step of its level. Signs: a logistic loss on each, with the norm that the scale gives away.
     """
 
-    def __init__(self, codec: MPDD, sights: Sequence[Sight]) -> None:
-        self._codec = codec
-        self._keys = [sight.key for sight in sights]
-        self._levels = torch.from_numpy(np.stack([codec.levels_of(sight.update) for sight in sights]))
-        self._scales = torch.tensor([float(sight.update.arrays[0][0]) if codec.bits < 32 else 1.0 for sight in sights])
+    def __init__(self, seen: Projections, protection: Protection | None) -> None:
+        self._seen = seen
+        self._levels = torch.from_numpy(np.asarray(seen.levels, dtype=np.float32))
+        self._steps = torch.from_numpy(np.asarray(seen.steps, dtype=np.float32))
         # ‖s‖² is about m·‖g‖²: the unit in which differences of scalars are small or large.
-        values = self._levels * self._scales[:, None]
+        values = self._levels * self._steps[:, None]
         self._power = values.square().sum(dim=1).clamp_min(1e-30)
         # As docs/codec.md has it; the correction for concentrated gradients is within a few per cent.
-        self._norms = self._scales / math.sqrt(math.pi / 2)
-        self._temperature = _temperature(codec.m)
-        self.nats = codec.m / self._temperature if codec.bits == 1 else EXACT
+        self._norms = self._steps / math.sqrt(math.pi / 2)
+        count = self._levels.shape[1]
+        self._temperature = _temperature(count)
+        self.nats = count / self._temperature if seen.rounding == "signs" else EXACT
         self._bound, self._norm_weight = math.inf, 0.1
-        protection = sights[0].protection
         if protection is not None:
             noise = protection.noise_deviation
             if noise > 0:  # a squared difference divided by twice the variance is a log-likelihood
@@ -108,18 +108,18 @@ class Projections:
 
     def __call__(self, gradients: Tensor) -> Tensor:
         """See Match."""
-        scalars = project(gradients, self._keys, self._codec)
+        scalars = project(gradients, self._seen.keys, self._seen.family, self._levels.shape[1])
         if math.isfinite(self._bound):
             lengths = scalars.square().sum(dim=1, keepdim=True).clamp_min(1e-30).sqrt()
             scalars = scalars * (self._bound / lengths).clamp_max(1.0)
-        if self._codec.bits == 32:
+        if self._seen.rounding == "exact":
             return (scalars - self._levels).square().sum(dim=1) / self._power
-        if self._codec.bits > 1:
-            steps = scalars / self._scales.clamp_min(1e-30)[:, None] - self._levels
+        if self._seen.rounding == "levels":
+            steps = scalars / self._steps.clamp_min(1e-30)[:, None] - self._levels
             beyond = (steps.abs() - 1).clamp_min(0)
             # Inside a step every value could have been rounded so, those near the level more easily.
             unlikely = beyond.square() + 0.05 * steps.square()
-            return (unlikely.sum(dim=1) * self._scales.square()) / self._power
+            return (unlikely.sum(dim=1) * self._steps.square()) / self._power
         norms = self._norms.clamp_min(1e-30)
         margins = self._levels * scalars / norms[:, None]
         signs = torch.nn.functional.softplus(-margins / self._temperature).mean(dim=1) * self._temperature
@@ -127,29 +127,27 @@ class Projections:
         return signs + self._norm_weight * length.log().square()
 
 
-class Choices:
+class ChoiceMatch:
     """Compare peaks: of the derivatives of a group, either sign, the one that was sent should be the largest.
 
     The loss is that of a choice between 2·group, softened as a sign is; the scale gives the norm away.
     """
 
-    def __init__(self, codec: Peaks, sights: Sequence[Sight]) -> None:
-        self._codec = codec
-        self._keys = [sight.key for sight in sights]
-        found = [codec.peaks_of(sight.update) for sight in sights]
-        places = torch.from_numpy(np.stack([each[0] for each in found])) % codec.group
-        negative = torch.from_numpy(np.stack([each[1] for each in found])) < 0
-        self._choices = places + codec.group * negative
-        self._norms = torch.tensor([codec.norm_of(sight.update) for sight in sights], dtype=torch.float32)
-        self._temperature = _temperature(codec.m * codec.bits)
-        self.nats = codec.m / self._temperature
+    def __init__(self, seen: Choices) -> None:
+        self._seen = seen
+        self._choices = torch.from_numpy(seen.places + seen.group * seen.negative)
+        self._norms = torch.tensor(seen.norms, dtype=torch.float32)
+        peaks = self._choices.shape[1]
+        self._temperature = _temperature(peaks * seen.group.bit_length())
+        self.nats = peaks / self._temperature
 
     def __call__(self, gradients: Tensor) -> Tensor:
         """See Match."""
         lengths = gradients.square().sum(dim=1).clamp_min(1e-30).sqrt()
         # Which is the largest does not depend on the length of the guess, so neither must how sure it looks.
-        derivatives = project(gradients, self._keys, self._codec.projection) / lengths[:, None]
-        grouped = derivatives.view(len(gradients), self._codec.m, self._codec.group)
+        count = self._choices.shape[1] * self._seen.group
+        derivatives = project(gradients, self._seen.keys, self._seen.family, count) / lengths[:, None]
+        grouped = derivatives.view(len(gradients), -1, self._seen.group)
         either = torch.cat([grouped, -grouped], dim=2) / self._temperature
         chosen = either.gather(2, self._choices[:, :, None])[:, :, 0]
         losses = (either.logsumexp(dim=2) - chosen).mean(dim=1) * self._temperature
@@ -166,22 +164,22 @@ class _Project(torch.autograd.Function):
     """s = Uᵀg by the codec's own kernels, which never hold U; backwards it is decode."""
 
     @staticmethod
-    def forward(ctx: Any, gradients: Tensor, keys: list[Key], codec: MPDD) -> Tensor:
-        ctx.keys, ctx.codec, ctx.d = keys, codec, gradients.shape[1]
+    def forward(ctx: Any, gradients: Tensor, keys: Sequence[Key], family: str, count: int) -> Tensor:
+        ctx.keys, ctx.family, ctx.d = keys, family, gradients.shape[1]
         rows = np.ascontiguousarray(gradients.detach().numpy())
-        return torch.from_numpy(family_named(codec.family).encode(rows, keys, codec.m))
+        return torch.from_numpy(family_named(family).encode(rows, keys, count))
 
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> Any:
-        family, one = family_named(ctx.codec.family), np.ones(1)
+        family, one = family_named(ctx.family), np.ones(1)
         rows = np.ascontiguousarray(outer[0].numpy())
         back = [family.decode(rows[i : i + 1], one, [key], ctx.d) for i, key in enumerate(ctx.keys)]
-        return torch.from_numpy(np.stack(back)), None, None
+        return torch.from_numpy(np.stack(back)), None, None, None
 
 
-def project(gradients: Tensor, keys: list[Key], codec: MPDD) -> Tensor:
-    """Directional derivatives [problems, m] of gradients [problems, d], each along the directions of its own key."""
-    scalars: Tensor = _Project.apply(gradients, keys, codec)  # type: ignore[no-untyped-call]
+def project(gradients: Tensor, keys: Sequence[Key], family: str, count: int) -> Tensor:
+    """Directional derivatives [problems, count] of gradients [problems, d], each along directions of its own key."""
+    scalars: Tensor = _Project.apply(gradients, keys, family, count)  # type: ignore[no-untyped-call]
     return scalars
 
 
@@ -191,14 +189,11 @@ def match_decoded(sights: Sequence[Sight]) -> Tensor:
 
 
 def match_sent(sights: Sequence[Sight]) -> Match:
-    """Compare with what was really sent: one sight per problem, all of one codec."""
-    codec = sights[0].codec
-    if isinstance(codec, MPDD):
-        return Projections(codec, sights)
-    if isinstance(codec, Peaks):
-        return Choices(codec, sights)
-    targets = match_decoded(sights)
-    if isinstance(codec, TopK | RandK):
-        # Coordinates that were not sent say nothing, or, for Top-k, little.
-        return Distance(targets, (targets != 0).float())
-    return Distance(targets)
+    """Compare with what was really sent, by what the codec says of it: one sight per problem, all of one codec."""
+    seen = sights[0].codec.evidence([sight.update for sight in sights])
+    if isinstance(seen, Projections):
+        return ScalarMatch(seen, sights[0].protection)
+    if isinstance(seen, Choices):
+        return ChoiceMatch(seen)
+    known = None if seen.known is None else torch.from_numpy(seen.known).float()
+    return Distance(torch.from_numpy(seen.targets), known)

@@ -8,16 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpdd.codecs import MPDD, Codec, Peaks
-
-
-def revealed_bits(codec: Codec, d: int) -> int:
-    """Bits that one update says about its gradient: scalars and scale, no header, no padding."""
-    if isinstance(codec, MPDD):
-        return codec.m * codec.bits + (32 if codec.bits < 32 else 0)
-    if isinstance(codec, Peaks):
-        return codec.m * codec.bits + 8
-    return 8 * codec.bytes_per_update(d)
+from fedmpdd.codecs import Codec
 
 
 def entropy_bound(images: NDArray[np.uint8]) -> float:
@@ -50,11 +41,11 @@ def meter(
     codec: Codec, d: int, *, rounds: int, participation: float, examples_per_client: float, bits_per_example: float
 ) -> Meter:
     """Count over a run in which each client takes part in a share of the rounds."""
-    own = [codec] if _is_the_same_throughout(codec, rounds) else [codec.at_round(k) for k in range(rounds)]
-    bits = fmean(revealed_bits(one, d) for one in own)
+    codecs = [codec] if _is_the_same_throughout(codec, rounds) else [codec.at_round(k) for k in range(rounds)]
+    bits = fmean(one.revealed_bits(d) for one in codecs)
     updates = rounds * participation
     data = examples_per_client * bits_per_example
-    directions = [one.m for one in own if isinstance(one, MPDD | Peaks)]
+    directions = [one.scalar_codec.m for one in codecs if one.scalar_codec is not None]
     paper = updates * fmean(directions) / d if directions else None
     return Meter(bits, updates, bits * updates, data, bits * updates / data, paper)
 

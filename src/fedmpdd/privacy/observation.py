@@ -12,7 +12,7 @@ from torch import Tensor
 from fedmpdd.codecs import Codec, Update
 from fedmpdd.directions import Key
 from fedmpdd.tasks.models import FlatModel
-from fedmpdd.uplink.protection import Private
+from fedmpdd.uplink import Protection
 from fedmpdd.wire.frames import Session
 
 
@@ -57,7 +57,7 @@ class Sight:
     frame: bytes
     codec: Codec  # by agreement
     key: Key  # assigned by the server, or read from the frame
-    protection: Private | None = None  # clipping and noise, how much of them being agreed on too
+    protection: Protection | None = None  # clipping and noise, how much of them being agreed on too
 
     @cached_property
     def update(self) -> Update:
@@ -98,7 +98,7 @@ def observe(
     labels: NDArray[np.int64],
     *,
     grant_labels: bool,
-    protection: Private | None = None,
+    protection: Protection | None = None,
     noise: Sequence[np.random.Generator] | None = None,
 ) -> Observation:
     """Be the client: compute the gradient of a batch at each model, encode it, and hand over nothing but frames.
@@ -114,6 +114,6 @@ def observe(
         if protection is None:
             update = codec.encode(rows, [key])[0]
         else:
-            update = protection.encode(rows, [key], None if noise is None else [noise[i]])[0]
+            (update,) = protection.encode(rows, [key], None if noise is None else [noise[i]]).updates()
         sights.append(Sight(flat, session.pack(update), codec, key, protection))
     return Observation(victim, tuple(sights), len(labels), own if grant_labels else None)

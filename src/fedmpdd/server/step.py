@@ -33,10 +33,6 @@ class Rule(Protocol):
     def epsilon(self) -> float:
         """Of `adam`."""
 
-    @property
-    def control(self) -> float | None:
-        """The rate of the running mean of all estimates, if clients subtract one."""
-
 
 @dataclass(frozen=True)
 class StepRule:
@@ -47,7 +43,6 @@ class StepRule:
     beta1: float = 0.9
     beta2: float = 0.99
     epsilon: float = 1e-8
-    control: float | None = None
 
 
 class Step(Generic[Vector]):
@@ -62,15 +57,7 @@ class Step(Generic[Vector]):
         self._rule = rule
         # It multiplies model differences too: with several local steps 1.0 is plain averaging.
         self._lr = float(lr)  # NumPy would compute in float64 with one of its own
-        names = OPTIMISERS[rule.optimiser]
-        if rule.control is not None:
-            names = (*names, "control")
-        self.state: dict[str, Vector] = {name: zeros() for name in names}
-
-    @property
-    def control(self) -> Vector | None:
-        """What clients subtract from their gradients, if anything: the running mean of all estimates so far."""
-        return self.state.get("control")
+        self.state: dict[str, Vector] = {name: zeros() for name in OPTIMISERS[rule.optimiser]}
 
     def __call__(self, flat: Vector, gradient: Vector, round_number: int) -> Vector:
         """Algorithm 2, line 22: x_{k+1} = x_k − η ĝ, or its relative."""
@@ -81,10 +68,6 @@ class Step(Generic[Vector]):
     def _stepped(self, flat: Any, gradient: Any, round_number: int) -> Any:
         c = self._rule
         state: dict[str, Any] = self.state
-        if c.control is not None:
-            mean = state["control"]
-            gradient = mean + gradient
-            state["control"] = mean + c.control * (gradient - mean)
         if c.optimiser == "sgd":
             return flat - self._lr * gradient
         if c.optimiser == "momentum":

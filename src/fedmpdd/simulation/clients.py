@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedmpdd.codecs import MPDD, DeComFL
+from fedmpdd.codecs import DeComFL, ScalarCodec
 from fedmpdd.directions import Key, direction
 from fedmpdd.errors import ConfigError
 from fedmpdd.simulation import forward
@@ -150,37 +150,37 @@ class ClientStep:
             values.append(value.detach())
         return torch.stack(rows), torch.stack(values)
 
-    def loss_differences(
+    def slopes(
         self, flat: Tensor, batches: NDArray[np.int64], codec: DeComFL, key: Key
     ) -> tuple[NDArray[np.float64], Tensor]:
-        """Return f_i(x + μu) − f_i(x − μu) [clients, directions] along the directions of a shared key, and the losses.
+        """Return (f(x + μu) − f(x − μu)) / 2μ [clients, directions] along those of a shared key, and the losses.
 
         All clients move to the same two points, so that their examples go through the network together.
         """
-        differences = np.empty((len(batches), codec.m))
+        slopes = np.empty((len(batches), codec.count))
         losses = torch.empty(len(batches), dtype=torch.float64, device=self._device)
 
         def compute(model: FlatModel, rows: _Rows) -> None:
             chunk = self._gathered(rows)
             with torch.no_grad():
-                for j in range(codec.m):
-                    step = codec.step * torch.from_numpy(direction(key, codec.m, j, self._d)).to(self._device)
+                for j in range(codec.count):
+                    step = codec.step * torch.from_numpy(direction(key, codec.count, j, self._d)).to(self._device)
                     ahead, behind = (_client_losses(model, flat + sign * step, chunk) for sign in (1, -1))
-                    differences[chunk.clients, j] = (ahead - behind).cpu().numpy()
+                    slopes[chunk.clients, j] = (ahead - behind).cpu().numpy() / (2 * codec.step)
                 losses[chunk.clients] = _client_losses(model, flat, chunk)
 
         self._workers.map(compute, self._cut(batches[:, 0]))
-        return differences, losses
+        return slopes, losses
 
     def derivatives(
-        self, flat: Tensor, batches: NDArray[np.int64], codec: MPDD, keys: list[Key]
+        self, flat: Tensor, batches: NDArray[np.int64], codec: ScalarCodec, keys: list[Key]
     ) -> tuple[NDArray[np.float64], Tensor]:
-        """Return d/dt f_i(x + t·u) at t = 0 [clients, m] along the directions of each client's key, and the losses.
+        """Return d/dt f_i(x + t·u) at t = 0 [clients, count] along the directions of each client's key, and the losses.
 
         Clients that share a key go through the network together. All on one thread: PyTorch keeps the state of
         forward-mode differentiation once for the whole process, and threads would spoil it for each other.
         """
-        scalars = np.empty((len(batches), codec.m))
+        scalars = np.empty((len(batches), codec.count))
         losses = torch.empty(len(batches), dtype=torch.float64, device=self._device)
         shared = len(set(keys)) == 1
         for rows in self._cut(batches[:, 0], CHUNK_CLIENTS if shared else 1):

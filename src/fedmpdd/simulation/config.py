@@ -3,17 +3,17 @@
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ModelWrapValidatorHandler, PrivateAttr, ValidationError, model_validator
 
-from fedmpdd.codecs import MPDD, Codec
-from fedmpdd.errors import ConfigError
+from fedmpdd.codecs import Codec
+from fedmpdd.errors import ConfigError, InputError
 from fedmpdd.simulation.sections import STRICT, CodecConfig, PartitionConfig, RobustConfig, SecureConfig, ServerConfig
 from fedmpdd.tasks.data import DATASETS
+from fedmpdd.uplink import check_parts
 
 
 class RunConfig(BaseModel):
@@ -34,7 +34,6 @@ class RunConfig(BaseModel):
     lr: float = Field(default=0.1, gt=0)
     rounds: int = Field(default=100, ge=1, lt=2**32)
     evaluate_every: int = Field(default=8, ge=1)
-    evaluate_mean: float | None = Field(default=None, gt=0, lt=1)
     checkpoint_every: int = Field(default=50, ge=1)
     seed: int = Field(default=17, ge=0, lt=2**63)
     weighting: Literal["equal", "examples"] = "equal"
@@ -52,6 +51,16 @@ class RunConfig(BaseModel):
     robust: RobustConfig | None = None
     codec: CodecConfig = Field(default_factory=lambda: CodecConfig.model_validate({"name": "mpdd", "m": 400}))
 
+    _dropped: dict[str, Any] = PrivateAttr(default_factory=dict)  # settings of earlier versions that are no more
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _known(cls, values: Any, handler: ModelWrapValidatorHandler["RunConfig"]) -> "RunConfig":
+        kept, dropped = _without_dropped(values)
+        config = handler(kept)
+        config._dropped = dropped
+        return config
+
     @model_validator(mode="after")
     def _consistent(self) -> "RunConfig":
         if self.dataset not in DATASETS:
@@ -61,9 +70,18 @@ class RunConfig(BaseModel):
                 f"dataset = {self.dataset!r} with pixels = {self.pixels!r}: bytes of text (python-docs) are raw, and "
                 "those of images are not"
             )
+        self._check_counts()
+        try:
+            self._check_uplink()
+        except InputError as error:
+            raise ValueError(str(error)) from None
+        return self
+
+    def _check_counts(self) -> None:
+        """Raise ValueError unless a round has clients, and they have steps."""
         if self.participation is not None and self.clients_per_round is not None:
             raise ValueError("participation and clients_per_round say the same thing; give one of them")
-        if self.clients_per_round is not None and self.clients_per_round > self.clients:
+        if self.per_round > self.clients:
             raise ValueError(
                 f"clients_per_round = {self.clients_per_round} is more than clients = {self.clients}; lower it"
             )
@@ -71,102 +89,52 @@ class RunConfig(BaseModel):
             raise ValueError(
                 f"participation = {self.participation} of clients = {self.clients} selects no client; raise either"
             )
-        if self.local_steps > 1 and self.local_lr is None:
-            raise ValueError("local_steps above 1 needs local_lr, the step size on the client")
-        if self.local_steps > 1 and self.gradients == "layers":
-            raise ValueError('gradients = "layers" needs all clients at one model; with local_steps above 1 use "vmap"')
-        if self.local_steps > 1 and self.codec.build().from_losses:
-            raise ValueError(f"{self.codec.name} sends differences of losses at one model; local_steps must be 1")
-        if self.client == "forward":
-            self._check_forward()
-        if self.local_lr is not None and self.local_steps == 1:
-            raise ValueError("local_lr is for local_steps above 1; with one step clients send gradients")
-        if self.downlink == "replay" and self.journal is False:
-            raise ValueError('downlink = "replay" sends what the journal holds; leave journal = false out')
-        if self.journaled and self.codec.remembers:
+        if (self.local_steps > 1) != (self.local_lr is not None):
             raise ValueError(
-                "codec.error_feedback or codec.memory with a journal: the memories of clients are not in it, so that a "
-                'round could not be gone on from; leave out one of them (journal, or downlink = "replay")'
-            )
-        if self.secure is not None:
-            self._check_secure()
-        if self.robust is not None and self.codec.memory is not None:
-            raise ValueError(
-                f"robust with codec.memory = {self.codec.memory!r}: the server adds back the memories of clients by "
-                "their claimed weights, which a robust mean changes; leave out one of them"
-            )
-        if self.server.control is not None and self.downlink != "replay":
-            raise ValueError(
-                f"server.control = {self.server.control}: clients must know the mean that they subtract, and do where "
-                'they follow every round; set downlink = "replay"'
-            )
-        if self.server.control is not None and (self.codec.build().from_losses or self.local_steps > 1):
-            raise ValueError("server.control is subtracted from gradients; DeComFL and local_steps above 1 have none")
-        if self.downlink_bits is not None and (self.codec.keys != "shared" or self.codec.name != "mpdd"):
-            raise ValueError(
-                f"downlink_bits = {self.downlink_bits} rounds the mean of scalars along the same directions; it needs "
-                'the codec mpdd with keys = "shared"'
-            )
-        return self
-
-    def _check_forward(self) -> None:
-        """Raise ValueError where clients would need the gradient that forward mode never makes."""
-        if self.codec.name != "mpdd":
-            raise ValueError(
-                'client = "forward" computes derivatives along directions, and the codec '
-                f'{self.codec.name} does not send such; use codec mpdd, or client = "backward"'
-            )
-        if self.local_steps > 1:
-            raise ValueError(
-                f'client = "forward" never has a gradient to step along, and local_steps = {self.local_steps}; '
-                'set local_steps = 1, or client = "backward"'
-            )
-        if self.codec.remembers:
-            raise ValueError(
-                'client = "forward" never has the gradient that codec.error_feedback or codec.memory is the memory of; '
-                'leave them out, or use client = "backward"'
-            )
-        if self.server.control is not None:
-            raise ValueError(
-                'client = "forward" never has a gradient to subtract server.control from; leave it out, or use '
-                'client = "backward"'
-            )
-        if self.gradients == "layers":
-            raise ValueError(
-                'gradients = "layers" is a way to go back through a model; with client = "forward" use "vmap" (several '
-                'directions at once), "loop" (one after the other) or "auto"'
+                f"local_steps = {self.local_steps} with local_lr = {self.local_lr}: steps on the client, above 1, and "
+                "their step size go together; give both or neither"
             )
 
-    def _check_secure(self) -> None:
-        """Only numbers that mean the same for all clients can be added up unseen, and only if all weigh the same."""
-        codec = self.codec
-        whole = codec.name == "fedsgd"
-        if not whole and not (codec.name == "mpdd" and codec.keys == "shared" and codec.build() == self._float32()):
-            raise ValueError(
-                'secure adds up scalars along the same directions: use codec.name = "mpdd" with keys = "shared" and '
-                '32 bits, or "fedsgd"'
-            )
-        if codec.remembers or codec.protection() is not None or self.client == "forward":
-            raise ValueError(
-                "secure has a clip and noise of its own; leave out codec.clip, memories and forward clients"
-            )
-        if self.robust is not None:
-            raise ValueError("secure with robust: nobody sees single updates, of which a robust mean tells the liars")
-        if self.weighting != "equal":
-            raise ValueError('secure with weighting = "examples": nobody may see how much a client has; use "equal"')
-        if self.per_round < 2:
-            raise ValueError("secure with one client a round is no sum; take more clients")
-        assert self.secure is not None
-        self.secure.check_neighbours(self.per_round)
-        if self.secure.hiding(self.per_round) < 2:
-            raise ValueError(
-                f"secure.colluding = {self.secure.colluding}: of the {self.secure.threshold(self.per_round)} clients "
-                "that stay for certain fewer than two are honest, and a sum of one hides nothing; lower it"
-            )
-
-    def _float32(self) -> Codec:
+    def _check_uplink(self) -> None:
+        """Raise InputError where the parts of an update cannot work together."""
         codec = self.codec.build()
-        return replace(codec, bits=32) if isinstance(codec, MPDD) else codec
+        protection = self.codec.protection()
+        check_parts(codec, self.codec.keys, protection=protection, mean_bits=self.downlink_bits)
+        if self.source != "backward" and (self.local_steps > 1 or self.codec.error_feedback):
+            raise ConfigError(
+                f"clients that make scalars by {self.source} have no gradient, which local_steps above 1 step along "
+                'and error_feedback remembers; leave these out, or use client = "backward" and another codec'
+            )
+        if self.client == "forward":
+            codec.along_directions()
+        if self.journaled and self.codec.error_feedback:
+            raise ConfigError(
+                "codec.error_feedback with a journal: the memories of clients are not in it, so that a round could not "
+                'be gone on from; leave out one of them (journal, or downlink = "replay")'
+            )
+        if self.downlink == "replay" and self.journal is False:
+            raise ConfigError('downlink = "replay" sends what the journal holds; leave journal = false out')
+        if self.secure is not None:
+            self.secure.check(codec, self.codec.keys, self.per_round)
+            if self.robust is not None or self.weighting != "equal" or protection or self.codec.error_feedback:
+                raise ConfigError(
+                    'secure shows nobody a single update, which robust and weighting = "examples" look at, and clips '
+                    "and adds noise itself, before which error_feedback remembers nothing; leave these and codec.clip "
+                    "out"
+                )
+
+    @property
+    def source(self) -> str:
+        """Where scalars come from: "backward", "forward" or "losses"."""
+        return "losses" if self.codec.build().source == "losses" else self.client
+
+    def check_trainable(self) -> None:
+        """Raise ConfigError for a config of an earlier version that had what is no more."""
+        for key, value in self._dropped.items():
+            raise ConfigError(
+                f"{key} = {value!r} was dropped: by this project's own measurements it did not pay "
+                "(docs/results/README.md); fedmpdd 0.1.0 could train, resume and replay with it"
+            )
 
     @property
     def journaled(self) -> bool:
@@ -178,6 +146,16 @@ class RunConfig(BaseModel):
         """The bits of the one update that stands for a round; None where the clients' updates do."""
         trims = self.robust is not None and self.robust.build().trims(self.codec.build(), shared=self.shares_keys)
         return 32 if self.downlink_bits is None and trims else self.downlink_bits
+
+    def bundle_codec(self, codec: Codec, round_number: int) -> Codec:
+        """Return the codec of the updates in a round's bundle: the clients' own, or that of their mean.
+
+        codec: that of the config, for the shapes of the model.
+        """
+        one = self.mean_bits is not None or self.secure is not None
+        if one and codec.scalar_codec is not None:
+            return codec.at_round(round_number).along_directions().with_bits(self.mean_bits or 32)
+        return codec.at_round(round_number)
 
     @property
     def shares_keys(self) -> bool:
@@ -200,12 +178,13 @@ class RunConfig(BaseModel):
         vectorised call wins up to batches of 16 and the loop from 32 on; on a GPU layers win, for models that are made
         of known ones (docs/performance.md).
         """
+        one_model = self.client == "backward" and self.local_steps == 1  # which layers need, and nothing forwards
         if self.gradients != "auto":
-            return self.gradients
+            return self.gradients if one_model or self.gradients != "layers" else "vmap"
         if self.client == "forward":  # several directions at once: up to five times as fast (docs/forward.md)
             return "vmap"
         if self.device == "cuda":
-            return "layers" if self.local_steps == 1 else "vmap"
+            return "layers" if one_model else "vmap"
         return "vmap" if self.batch <= 16 else "loop"
 
 
@@ -278,6 +257,27 @@ def codec_words(name: str, parameters: Mapping[str, Any]) -> str:
     """Return the text that `parse_codec` reads as this codec."""
     words = {key: str(value).lower() if isinstance(value, bool) else value for key, value in parameters.items()}
     return ":".join([name, *(f"{key}={word}" for key, word in words.items())])
+
+
+DROPPED = {"": ("evaluate_mean",), "codec": ("memory",), "server": ("control",)}  # by table; null where not used
+
+
+def _without_dropped(values: Any) -> tuple[Any, dict[str, Any]]:
+    """Part a config's table from what is no setting any more, and return what of that was in use."""
+    dropped: dict[str, Any] = {}
+    if not isinstance(values, dict):
+        return values, dropped
+    kept = dict(values)
+    for table, keys in DROPPED.items():
+        inner = kept if not table else kept.get(table)
+        if not isinstance(inner, dict):
+            continue
+        inner = dict(inner)
+        for key in keys:
+            if inner.pop(key, None) is not None:
+                dropped[f"{table}.{key}".lstrip(".")] = (values if not table else values[table])[key]
+        kept = inner if not table else {**kept, table: inner}
+    return kept, dropped
 
 
 def _apply(values: dict[str, Any], override: str) -> None:

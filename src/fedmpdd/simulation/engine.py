@@ -12,23 +12,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedmpdd.codecs import MPDD, Codec, DeComFL
+from fedmpdd.codecs import Codec
 from fedmpdd.directions import Key, backend
-from fedmpdd.errors import CodecError, ConfigError, RunError
+from fedmpdd.errors import ConfigError, InputError, RunError
 from fedmpdd.simulation import sampling
 from fedmpdd.simulation.clients import ClientStep, Evaluator
 from fedmpdd.simulation.config import RunConfig
 from fedmpdd.simulation.devices import reproducible_arithmetic, resolve_device
 from fedmpdd.simulation.downlink import Downlink, ModelDownlink, ReplayDownlink
-from fedmpdd.simulation.exchange import Exchange, FrameExchange, Sent, joined, make_exchange, make_memories
 from fedmpdd.simulation.journal import Header
-from fedmpdd.simulation.replay import bundle_codec, model_sha256, stepped
-from fedmpdd.simulation.server import ServerStep
+from fedmpdd.simulation.replay import model_sha256, replica_at
 from fedmpdd.simulation.workers import Workers
 from fedmpdd.tasks import models
 from fedmpdd.tasks.data import Dataset, Partition, PartitionKind, load, make_partition
+from fedmpdd.uplink import ErrorFeedback, Mean, Uplink, Uploads
 from fedmpdd.wire.bundle import Bundle
-from fedmpdd.wire.frames import Session
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ class RoundMetrics:
     @classmethod
     def from_dict(cls, row: dict[str, Any]) -> "RoundMetrics":
         """Return the metrics of a line of the run's file, which may be of a version that had more or fewer."""
-        return cls(**{own.name: row.get(own.name, 0.0) for own in fields(cls)})
+        return cls(**{field.name: row.get(field.name, 0.0) for field in fields(cls)})
 
     def as_dict(self) -> dict[str, Any]:
         """Return the metrics as they stand in the run's file; JSON knows no NaN."""
@@ -79,13 +77,18 @@ class _Plan(NamedTuple):
 
 
 class Federation:
-    """A model, its clients and its server. `run_round` advances it; everything random follows from the config."""
+    """A model, its clients and its server. `run_round` advances it; everything random follows from the config.
 
-    def __init__(self, config: RunConfig, dataset: Dataset, partition: Partition) -> None:
+    frames: whether every update becomes a frame that is checked and read again, as on a network. It changes no number.
+    """
+
+    def __init__(self, config: RunConfig, dataset: Dataset, partition: Partition, *, frames: bool = False) -> None:
+        config.check_trainable()
         self.config = config
         self.partition = partition
+        self._frames = frames
         shape = dataset.train.images.shape[1:]
-        self.model, self.flat = models.build(
+        self.model, flat = models.build(
             config.model,
             (shape[0], shape[1], shape[2]),
             dataset.classes,
@@ -93,58 +96,44 @@ class Federation:
             seed=sampling.model_seed(config),
         )
         self.model.module.to(config.device)
-        self.flat = self.flat.to(config.device)
         self.codec = config.codec.build().for_shapes([tuple(shape) for shape in self.model.shapes])
-        self.memories = make_memories(config.codec, self.codec, self.flat.device)
-        self._sessions: dict[Codec, Session] = {}
-        # Whatever refuses the config, better now than in the first round.
-        self._session_of(self.codec)
-        if self.memories is not None:
-            try:
-                self.memories.check(self.model.d)
-            except CodecError as error:
-                raise ConfigError(f"codec.{'memory' if config.codec.memory else 'error_feedback'}: {error}") from None
-        self._protection = config.codec.protection()
-        self._exchange: Exchange = make_exchange(
-            self.codec,
-            self.flat.device,
-            self.memories,
-            self._protection,
-            # On a GPU only gradients stay there: what is recorded, or was never a gradient, goes through frames.
-            framed=config.journaled or self.codec.from_losses or config.client == "forward",
-            mean_bits=config.downlink_bits,
-            robust=None if config.robust is None else config.robust.build(),
-            shared=config.shares_keys,
-        )
-        self._secure = None
-        if config.secure is not None:
-            from fedmpdd.simulation.secure import SecureExchange  # needs a package that others do not
-
-            self._exchange = self._secure = SecureExchange(
-                config.secure, self.codec, self.model.d, config.per_round, self.flat.device, config.downlink_bits
-            )
-        self._server_step = ServerStep(config.server, config.lr, self.model.d, config.device)
-        self.average = None if config.evaluate_mean is None else self.flat.clone()
+        self.memory = ErrorFeedback(self.codec) if config.codec.error_feedback else None
+        self._uplink: Any = _uplink_of(config, self.codec, self.model.d, self.memory)
+        self._server = replica_at(flat, config)
         self.journal_header = Header(
             self.model.d,
             (shape[0], shape[1], shape[2]),
             dataset.classes,
-            model_sha256(self.flat),
+            model_sha256(flat),
             config.model_dump(mode="json"),
         )
         self._downlink: Downlink = ModelDownlink(self.model.d)
         if config.downlink == "replay":
-            vectors = 4 * self.model.d * (1 + len(self._server_step.state))
+            vectors = 4 * self.model.d * len(self._server.vectors)
             self._downlink = ReplayDownlink(vectors, len(self.journal_header.pack()))
         # Of a secure sum nothing can be seen unless enough clients stay.
         self._fewest = 1 if config.secure is None else config.secure.threshold(config.per_round)
         self.bundle = b""  # of the last round, where the run keeps a journal
         self._prepared: _Plan | None = None
-        self._workers = Workers(self.model, threaded=not self.flat.is_cuda)
+        self._workers = Workers(self.model, threaded=config.device != "cuda")
         self._client_step = ClientStep(config, self.model, dataset, self._workers)
         self.evaluate = Evaluator(config, dataset, self._workers)
-        self.next_round = 0
         self._client_step.check(self.flat)
+
+    @property
+    def flat(self) -> Tensor:
+        """The model's parameters, on the device that computes."""
+        flat: Any = self._server.flat
+        return torch.from_numpy(flat) if isinstance(flat, np.ndarray) else flat
+
+    @property
+    def next_round(self) -> int:
+        """The number of the next round, from 0."""
+        return self._server.next_round
+
+    @next_round.setter
+    def next_round(self, number: int) -> None:
+        self._server.next_round = number
 
     def close(self) -> None:
         """End the threads, which the next round would start again."""
@@ -156,29 +145,31 @@ class Federation:
         with reproducible_arithmetic(config):
             plan = self._plan_of(k)
             losses: Tensor | None = None
-            sent, bundle = Sent(None, 0, 0), None
+            mean: Mean | None = None
+            uplink_bytes = payload_bytes = 0
             downlink_bytes = self._downlink.send(plan.selected.tolist(), k)  # line 4
-            if self._secure is not None:
-                downlink_bytes += self._secure.overhead_down(len(plan.selected))
+            if config.secure is not None:
+                downlink_bytes += self._uplink.overhead_down(len(plan.selected))
             gradient_s = encode_s = decode_s = 0.0
+            begun = self._clock()
             if len(plan.keys) >= self._fewest:
-                session = self._session_of(self.codec.at_round(k))
-                sent, losses, gradient_s, encode_s = self._uplink(session, plan)  # lines 6 to 11
+                uploads, losses, gradient_s, encode_s = self._upload(plan)  # lines 6 to 11
+                uplink_bytes, payload_bytes = uploads.frame_bytes, uploads.payload_bytes
                 begun = self._clock()
-                estimate, bundle = self._exchange.receive(session, sent, plan.keys, plan.weights)  # lines 13 to 20
-                self._move_to(self._server_step(self.flat, estimate, k))  # line 22
+                mean = self._uplink.mean(uploads, plan.weights)
+            elif plan.keys and config.secure is not None:
+                uplink_bytes = self._uplink.aborted_bytes(len(plan.keys))
+            self._server.take(mean)  # lines 13 to 22
+            if mean is not None:
                 decode_s = self._clock() - begun
-            elif plan.keys and self._secure is not None:
-                sent = self._secure.in_vain(len(plan.keys))
-            self._note(bundle or Bundle())
-            self.next_round = k + 1
-            accuracy, test_loss = self.evaluate(self.served) if self._is_evaluated(k) else (None, None)
+            self._note(mean)
+            accuracy, test_loss = self.evaluate(self.flat) if self._is_evaluated(k) else (None, None)
         return RoundMetrics(
             round=k,
             loss=None if losses is None else float(losses.double().cpu().numpy().mean()),
             clients=0 if losses is None else len(plan.keys),
-            uplink_bytes=sent.uplink_bytes,
-            payload_bytes=sent.payload_bytes,
+            uplink_bytes=uplink_bytes,
+            payload_bytes=payload_bytes,
             downlink_bytes=downlink_bytes,
             gradient_s=gradient_s,
             encode_s=encode_s,
@@ -187,57 +178,55 @@ class Federation:
             test_loss=test_loss,
         )
 
-    def _uplink(self, session: Session, plan: "_Plan") -> tuple[Sent, Tensor, float, float]:
+    def _upload(self, plan: "_Plan") -> tuple[Any, Tensor, float, float]:
         """What all clients send, their losses, and the seconds that gradients and encoding took.
 
         In groups of clients where updates do not depend on each other: gradients are many times what is sent of them.
         """
-        parts: list[Sent] = []
+        parts: list[Any] = []
         losses: list[Tensor] = []
         gradient_s = encode_s = 0.0
         for group in self._groups(plan):
             some, start = plan.part(group), self._clock()
-            computed, own_losses = self._compute(session.codec, some)  # line 6
+            computed, group_losses = self._compute(some)  # line 6
             if not losses:
                 self._prepare(plan.round + 1)
             computed_at = self._clock()
-            parts.append(self._send(session, computed, some))  # lines 7 to 11
-            losses.append(own_losses)
+            parts.append(self._encode(computed, some))  # lines 7 to 11
+            losses.append(group_losses)
             gradient_s += computed_at - start
             encode_s += self._clock() - computed_at
             del computed  # before the next group's
-        return joined(parts), torch.cat(losses), gradient_s, encode_s
+        uploads = parts[0] if len(parts) == 1 else Uploads.joined(parts)
+        if self._frames:
+            uploads = self._uplink.through_frames(plan.round, uploads)
+        return uploads, torch.cat(losses), gradient_s, encode_s
 
     def _groups(self, plan: "_Plan") -> Iterable[slice]:
-        if not self._exchange.by_client:
+        if self.flat.is_cuda or not self._uplink.in_groups:  # on a GPU a round is one call
             return [slice(0, len(plan.keys))]
         return self._client_step.groups(len(plan.keys))
 
-    def _compute(self, codec: Codec, plan: "_Plan") -> tuple[Tensor | NDArray[np.float64], Tensor]:
-        """What the clients encode, and their losses: gradients, or numbers along directions where there are none."""
-        if isinstance(codec, DeComFL):
-            return self._client_step.loss_differences(self.flat, plan.batches, codec, plan.keys[0])
-        if self.config.client == "forward":
-            assert isinstance(codec, MPDD)
+    def _compute(self, plan: "_Plan") -> tuple[Tensor | NDArray[np.float64], Tensor]:
+        """What the clients encode, and their losses: gradients, or scalars along directions where there are none."""
+        codec: Any = self.codec.at_round(plan.round)
+        if self.config.source == "losses":
+            return self._client_step.slopes(self.flat, plan.batches, codec, plan.keys[0])
+        if self.config.source == "forward":
             return self._client_step.derivatives(self.flat, plan.batches, codec, plan.keys)
-        gradients, losses = self._client_step(self.flat, plan.batches)
-        if self._server_step.control is not None:
-            gradients -= self._server_step.control
-        return gradients, losses
+        return self._client_step(self.flat, plan.batches)
 
-    def _send(self, session: Session, computed: Tensor | NDArray[np.float64], plan: "_Plan") -> Sent:
-        noisy = self._protection is not None or self.config.secure is not None
+    def _encode(self, computed: Tensor | NDArray[np.float64], plan: "_Plan") -> Any:
+        noisy = self.config.codec.protection() is not None or self.config.secure is not None
         noise = sampling.noise_sources(self.config, plan.round, plan.present) if noisy else None
-        if isinstance(computed, Tensor):
-            return self._exchange.send(session, computed, plan.keys, plan.present, noise)
-        assert isinstance(self._exchange, FrameExchange)
-        if isinstance(session.codec, DeComFL):
-            return self._exchange.send_losses(session, computed, plan.keys)
-        return self._exchange.send_scalars(session, computed, plan.keys, noise)
+        if not isinstance(computed, Tensor):
+            return self._uplink.encode_scalars(plan.round, computed, plan.keys, noise)
+        rows = computed if computed.is_cuda else computed.numpy()
+        return self._uplink.encode(plan.round, rows, plan.keys, plan.present.tolist(), noise)
 
-    def _note(self, bundle: Bundle) -> None:
+    def _note(self, mean: Mean | None) -> None:
         if self.config.journaled:
-            self.bundle = bundle.pack()
+            self.bundle = (Bundle() if mean is None else mean.bundle()).pack()
             self._downlink.add(len(self.bundle))
 
     def advance(self, data: bytes, *, changes_model: bool) -> None:
@@ -249,8 +238,9 @@ class Federation:
         self._downlink.send(sampling.sample_clients(self.config, k).tolist(), k)
         self._downlink.add(len(data))
         if changes_model:
-            self._move_to(stepped(self.flat, data, bundle_codec(self.config, self.codec, k), self._server_step, k))
-        self.next_round = k + 1
+            self._server.apply(data, self.config.bundle_codec(self.codec, k))
+        else:
+            self.next_round = k + 1
 
     def begin_at(self, flat: Tensor) -> None:
         """Take another initial model than the one that was made here: that of a journal."""
@@ -258,27 +248,13 @@ class Federation:
             raise RunError(
                 f"an initial model of {flat.numel()} parameters came, expected {self.model.d}, and at round 0"
             )
-        self.flat = flat.to(self.flat.device)
-        if self.average is not None:
-            self.average = self.flat.clone()
+        self._server = replica_at(flat, self.config)
         self.journal_header = self.journal_header._replace(model_sha256=model_sha256(self.flat))
-
-    @property
-    def served(self) -> Tensor:
-        """The model that is evaluated: the newest, or the running mean of all."""
-        return self.flat if self.average is None else self.average
-
-    def _move_to(self, flat: Tensor) -> None:
-        self.flat = flat
-        if self.average is not None and self.config.evaluate_mean is not None:
-            # The first models are far off: at round k it is no more than about the last tenth of them that counts.
-            kept = min(self.config.evaluate_mean, (self.next_round + 1) / (self.next_round + 10))
-            self.average = kept * self.average + (1 - kept) * flat
 
     def _clock(self) -> float:
         """Seconds, when everything that was asked of the device so far is done."""
-        if self.flat.is_cuda:
-            torch.cuda.synchronize(self.flat.device)
+        if self.config.device == "cuda":
+            torch.cuda.synchronize()
         return time.perf_counter()
 
     def _plan_of(self, k: int) -> "_Plan":
@@ -307,16 +283,8 @@ class Federation:
 
     def _prepare(self, k: int) -> None:
         """Choose for the next round while the GPU is busy with this one."""
-        if self.flat.is_cuda and k < self.config.rounds:
+        if self.config.device == "cuda" and k < self.config.rounds:
             self._prepared = self._plan_of(k)
-
-    def _session_of(self, codec: Codec) -> Session:
-        if codec not in self._sessions:
-            try:
-                self._sessions[codec] = Session(codec, self.model.d, sends_seed=self.config.codec.keys == "sent")
-            except ValueError as error:
-                raise ConfigError(f"codec: {error}") from None
-        return self._sessions[codec]
 
     def _is_evaluated(self, k: int) -> bool:
         return (k + 1) % self.config.evaluate_every == 0 or k + 1 == self.config.rounds
@@ -341,36 +309,52 @@ class Federation:
 
     def state(self) -> dict[str, Tensor]:
         """Return everything a checkpoint needs besides the number of the next round."""
-        memories = self.memories.state() if self.memories else {}
+        remembered = {} if self.memory is None else self.memory.state()
+        server: dict[str, Any] = self._server.step.state
         return {
             "model": self.flat.cpu(),
-            **{f"server.{name}": value.cpu() for name, value in self._server_step.state.items()},
-            **({} if self.average is None else {"server.average": self.average.cpu()}),
-            **{f"feedback.{client}": torch.from_numpy(memory) for client, memory in memories.items()},
+            **{f"server.{name}": torch.as_tensor(value).cpu() for name, value in server.items()},
+            **{f"feedback.{client}": torch.from_numpy(vector) for client, vector in remembered.items()},
         }
 
     def load_state(self, state: dict[str, Tensor], next_round: int) -> None:
         """Go on from a checkpoint."""
-        memories = {name: state[name] for name in state if name.startswith("feedback.")}
-        expected = {"model", *(f"server.{name}" for name in self._server_step.state), *memories}
-        if self.average is not None:
-            expected.add("server.average")
-        wrong = set(state) != expected or (memories and self.memories is None)
-        wrong = wrong or not all(_is_client(name.removeprefix("feedback."), self.config.clients) for name in memories)
+        remembered = {name: state[name] for name in state if name.startswith("feedback.")}
+        names = ["model", *(f"server.{name}" for name in self._server.step.state)]
+        wrong = set(state) != {*names, *remembered} or (remembered and self.memory is None)
+        wrong = wrong or not all(_is_client(name.removeprefix("feedback."), self.config.clients) for name in remembered)
         if wrong or any((v.shape, v.dtype) != (self.flat.shape, self.flat.dtype) for v in state.values()):
             raise RunError(
                 "the checkpoint is of another model, server or codec; resume with the config that it was made with"
             )
-        if self.memories is not None:
-            self.memories.load(
-                {int(name.removeprefix("feedback.")): memory.numpy() for name, memory in memories.items()}
+        if self.memory is not None:
+            self.memory.load(
+                {int(name.removeprefix("feedback.")): vector.numpy() for name, vector in remembered.items()}
             )
-        self.flat = state["model"].to(self.flat.device)
-        if self.average is not None:
-            self.average = state["server.average"].to(self.flat.device)
-        for name in self._server_step.state:
-            self._server_step.state[name] = state[f"server.{name}"].to(self.flat.device)
-        self.next_round = next_round
+        on_gpu = self.config.device == "cuda"
+        vectors: Any = [state[name].cuda() if on_gpu else state[name].numpy() for name in names]
+        self._server.load(tuple(vectors), next_round)
+
+
+def _uplink_of(config: RunConfig, codec: Codec, d: int, memory: ErrorFeedback | None) -> Any:
+    """Return the path that a config's updates take: the one place where its settings become parts."""
+    try:
+        if config.secure is not None:
+            from fedmpdd.simulation.secure import SecureUplink  # needs a package that others do not
+
+            codec.check(d)
+            return SecureUplink(config.secure, codec, d, config.per_round, config.downlink_bits)
+        return Uplink(
+            codec,
+            d,
+            config.codec.keys,
+            memory=memory,
+            protection=config.codec.protection(),
+            mean_bits=config.downlink_bits,
+            robust=None if config.robust is None else config.robust.build(),
+        )
+    except InputError as error:
+        raise ConfigError(f"codec: {error}") from None
 
 
 def _is_client(text: str, clients: int) -> bool:
@@ -382,11 +366,11 @@ def make_federation(config: RunConfig, data_dir: Path | None = None) -> Federati
     return federation_of(config, load(config.dataset, data_dir))
 
 
-def federation_of(config: RunConfig, dataset: Dataset) -> Federation:
-    """Deal out a dataset and build the federation of a config."""
+def federation_of(config: RunConfig, dataset: Dataset, *, frames: bool = False) -> Federation:
+    """Deal out a dataset and build the federation of a config; see Federation."""
     backend()  # wrong settings of the kernels are bad input too
     config = resolve_device(config)
-    federation = Federation(config, dataset, partition_of(config, dataset.train.labels))
+    federation = Federation(config, dataset, partition_of(config, dataset.train.labels), frames=frames)
     federation.check_batch()
     return federation
 

@@ -11,18 +11,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmpdd.codecs import MPDD
+from fedmpdd.codecs import ScalarCodec
 from fedmpdd.directions import Key, Rademacher, family_named
 
 
-def directions(codec: MPDD, key: Key, begin: int, end: int, d: int) -> Tensor:
-    """Directions begin … end − 1 of the m that a key stands for: [end − begin, d], ±1."""
+def directions(codec: ScalarCodec, key: Key, begin: int, end: int, d: int) -> Tensor:
+    """Directions begin … end − 1 of those that a key stands for: [end − begin, d], ±1."""
     family = family_named(codec.family)
     one, factor = np.ones((1, 1), np.float32), np.ones(1)
     rows = torch.zeros(end - begin, d)
     for row, j in zip(rows.numpy(), range(begin, end), strict=True):
         # One scalar, 1, decodes to its direction, without rounding; it is number slot·m + j of updates of one scalar.
-        own = Key(key.seed, key.slot * codec.m + j)
+        own = Key(key.seed, key.slot * codec.count + j)
         if isinstance(family, Rademacher):
             family.decode_slice(one, factor, [own], row, 0)
         else:
@@ -49,12 +49,12 @@ def along(losses: Callable[[Tensor], Tensor], flat: Tensor, rows: Tensor) -> tup
 
 
 def derivatives(
-    losses: Callable[[Tensor], Tensor], flat: Tensor, codec: MPDD, key: Key, at_once: int
+    losses: Callable[[Tensor], Tensor], flat: Tensor, codec: ScalarCodec, key: Key, at_once: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the scalars [losses, m] of some clients with one key, so many directions at once, and the losses."""
+    """Return the scalars [losses, count] of some clients with one key, so many directions at once, and the losses."""
     parts = []
-    for begin in range(0, codec.m, at_once):
-        rows = directions(codec, key, begin, min(codec.m, begin + at_once), flat.numel()).to(flat.device)
+    for begin in range(0, codec.count, at_once):
+        rows = directions(codec, key, begin, min(codec.count, begin + at_once), flat.numel()).to(flat.device)
         slopes, values = along(losses, flat, rows)
         parts.append(slopes)
         del rows  # they are large, and the next ones need the room

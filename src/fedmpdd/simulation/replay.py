@@ -7,22 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 from torch import from_numpy as tensor_of
 
-from fedmpdd.codecs import MPDD, Codec
 from fedmpdd.errors import ContentError, JournalError, RunError, WireError
+from fedmpdd.server.replica import Replica
+from fedmpdd.server.step import Step
 from fedmpdd.simulation import sampling
 from fedmpdd.simulation.catch_up import CatchUp
 from fedmpdd.simulation.config import RunConfig, parse_config
 from fedmpdd.simulation.devices import resolve_device
 from fedmpdd.simulation.journal import JOURNAL, Header, JournalReader
-from fedmpdd.simulation.server import ServerStep
 from fedmpdd.tasks import models
-from fedmpdd.wire.bundle import unpack_bundle
 
 ANOTHER_START = (
     "another kind of CPU (PyTorch's random numbers differ with its instruction set, and with ATEN_CPU_CAPABILITY), "
@@ -35,20 +35,14 @@ def model_sha256(flat: Tensor) -> str:
     return hashlib.sha256(flat.cpu().numpy().astype("<f4", copy=False).tobytes()).hexdigest()
 
 
-def bundle_codec(config: RunConfig, codec: Codec, round_number: int) -> Codec:
-    """Return the codec of the updates in a round's bundle: the clients' own, or that of their mean."""
-    if isinstance(codec, MPDD) and (config.mean_bits is not None or config.secure is not None):
-        return MPDD(codec.m, config.mean_bits or 32, codec.family)
-    return codec.at_round(round_number)
+def replica_at(flat: Tensor, config: RunConfig) -> Replica[Any]:
+    """Return the server's model before the first round: an array, or a tensor where the config names a GPU."""
+    vector: Any = flat.to(config.device) if config.device == "cuda" else flat.numpy()
+    zeros = (lambda: vector.new_zeros(vector.shape)) if config.device == "cuda" else (lambda: np.zeros_like(vector))
+    return Replica(vector, Step(config.server, config.lr, zeros))
 
 
-def stepped(flat: Tensor, data: bytes, codec: Codec, step: ServerStep, round_number: int) -> Tensor:
-    """Return the model after a round, from the one before it and the round's bundle."""
-    bundle = unpack_bundle(data, codec, flat.numel())
-    return step(flat, bundle.estimate(str(flat.device)), round_number) if bundle.updates else flat
-
-
-class Replica:
+class JournalReplica:
     """A model that follows a federation by its bundles: a client's, or one that is rebuilt from a journal."""
 
     def __init__(
@@ -66,6 +60,7 @@ class Replica:
         header names as the model may be imported and called: True, or the one import path that may.
         """
         config = resolve_device(parse_config({**header.config, "device": device}))
+        config.check_trainable()
         models.check_trust(config.model, "the journal", trust_imports)
         d = models.count_parameters(config.model, header.shape, header.classes)
         if d is not None and d != header.d:  # before any memory is taken for them
@@ -81,26 +76,32 @@ class Replica:
                 "was sent, or with a journal that holds the initial one"
             )
         self.config = config
-        self.flat = flat.to(config.device)
         self._codec = config.codec.build().for_shapes([tuple(shape) for shape in model.shapes])
-        self._step = ServerStep(config.server, config.lr, model.d, config.device)
-        self.next_round = 0
+        self._replica = replica_at(flat, config)
+
+    @property
+    def flat(self) -> Tensor:
+        """The model's parameters."""
+        flat: Any = self._replica.flat
+        return tensor_of(flat) if isinstance(flat, np.ndarray) else flat
+
+    @property
+    def next_round(self) -> int:
+        """The number of the next round."""
+        return self._replica.next_round
 
     def apply(self, data: bytes) -> None:
         """Go one round further."""
-        k = self.next_round
-        self.flat = stepped(self.flat, data, bundle_codec(self.config, self._codec, k), self._step, k)
-        self.next_round = k + 1
+        self._replica.apply(data, self.config.bundle_codec(self._codec, self.next_round))
 
     def catch_up(self, message: CatchUp) -> None:
         """Go on with what the server sent."""
         if message.vectors:
-            expected = 1 + len(self._step.state)
+            expected = len(self._replica.vectors)
             if len(message.vectors) != expected:
                 raise ContentError(f"{len(message.vectors)} vectors came; the model and its optimiser are {expected}")
-            model, *state = (tensor_of(vector.copy()).to(self.config.device) for vector in message.vectors)
-            self.flat, self.next_round = model, message.round
-            self._step.state.update(zip(self._step.state, state, strict=True))
+            vectors = (replica_at(tensor_of(vector.copy()), self.config).flat for vector in message.vectors)
+            self._replica.load(tuple(vectors), message.round)
             return
         if message.round != self.next_round:
             raise ContentError(
@@ -112,7 +113,7 @@ class Replica:
 
     def vectors(self) -> tuple[NDArray[np.float32], ...]:
         """The model, and what the server's optimiser keeps, for somebody who has neither."""
-        return tuple(vector.cpu().numpy() for vector in (self.flat, *self._step.state.values()))
+        return tuple(np.asarray(torch.as_tensor(vector).cpu()) for vector in self._replica.vectors)
 
     @property
     def sha256(self) -> str:
@@ -167,7 +168,7 @@ def replay(
     different: int | None = None
     with JournalReader(folder / JOURNAL) as journal:
         initial = journal.initial_model()
-        replica = Replica(journal.header, device, initial=initial, trust_imports=trust_imports)
+        replica = JournalReplica(journal.header, device, initial=initial, trust_imports=trust_imports)
         if until != 0:
             for record in journal:
                 try:

@@ -5,11 +5,10 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from fedmpdd.codecs import MPDD, Codec, make_codec
-from fedmpdd.errors import InputError
+from fedmpdd.codecs import Codec, make_codec
+from fedmpdd.errors import ConfigError, InputError
 from fedmpdd.tasks.data import PartitionKind
-from fedmpdd.uplink import RobustMean
-from fedmpdd.uplink.protection import Private
+from fedmpdd.uplink import Protection, RobustMean, check_parts
 
 STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 NOISE_ROOM = 12  # deviations of a secure sum's noise that its ring has room for: more come once in 10^32 numbers
@@ -28,11 +27,7 @@ class PartitionConfig(BaseModel):
 
 
 class ServerConfig(BaseModel):
-    """How the server steps along the decoded gradient.
-
-    control: the rate of a running mean of the estimates that clients subtract from their gradients before they encode
-    them, and the server adds back; at most about 1/(1 + ω), ω the relative error of a round, or it diverges.
-    """
+    """How the server steps along the decoded gradient."""
 
     model_config = STRICT
 
@@ -41,7 +36,6 @@ class ServerConfig(BaseModel):
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.99, ge=0, lt=1)
     epsilon: float = Field(default=1e-8, gt=0)
-    control: float | None = Field(default=None, gt=0, le=1)
 
 
 class CodecConfig(BaseModel):
@@ -50,9 +44,8 @@ class CodecConfig(BaseModel):
     keys: "sent" (each client draws a seed and sends it, as in the paper), "derived" (seeds follow from the session's
     seed, round and client, and are not sent), "partitioned" (one seed a round, one slot a client, nothing sent) or
     "shared" (one key a round for all clients, nothing sent).
-    error_feedback, memory: what clients remember from round to round, see fedmpdd.codecs.ErrorFeedback, DampedFeedback
-    and ControlVariates.
-    clip, noise_multiplier, scale_grid: what protects updates, see fedmpdd.codecs.Private.
+    error_feedback: whether clients remember what was left out of their updates, see fedmpdd.uplink.ErrorFeedback.
+    clip, noise_multiplier, scale_grid: what protects updates, see fedmpdd.uplink.Protection.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True)
@@ -60,7 +53,6 @@ class CodecConfig(BaseModel):
     name: str = "mpdd"
     keys: Literal["sent", "derived", "partitioned", "shared"] = "sent"
     error_feedback: bool = False
-    memory: Literal["damped", "control"] | None = None
     clip: float | None = Field(default=None, gt=0, strict=True, allow_inf_nan=False)
     # Not "noise", which is what laplace and gaussian call their variance.
     noise_multiplier: float = Field(default=0.0, ge=0, strict=True, allow_inf_nan=False)
@@ -68,24 +60,13 @@ class CodecConfig(BaseModel):
 
     @model_validator(mode="after")
     def _known(self) -> "CodecConfig":
-        codec = self.build()
-        if codec.from_losses and self.keys != "shared":
-            raise ValueError(
-                f'{self.name} moves one model along the same directions for all clients; set keys = "shared"'
-            )
-        if codec.from_losses and self.remembers:
-            raise ValueError(f"{self.name} encodes losses, not gradients: there is no error to feed back")
-        if self.error_feedback and self.memory is not None:
-            raise ValueError(f"error_feedback and memory = {self.memory!r} are two memories; leave out one of them")
-        self.protection()
+        try:
+            check_parts(self.build(), self.keys, remembers=self.error_feedback, protection=self.protection())
+        except InputError as error:
+            raise ValueError(str(error)) from None
         return self
 
-    @property
-    def remembers(self) -> bool:
-        """Whether clients keep a vector from round to round."""
-        return self.error_feedback or self.memory is not None
-
-    def protection(self) -> Private | None:
+    def protection(self) -> Protection | None:
         """Return what protects updates, if anything does."""
         given = {
             key: getattr(self, key)
@@ -94,18 +75,10 @@ class CodecConfig(BaseModel):
         }
         if not given:
             return None
-        codec = self.build()
-        if not isinstance(codec, MPDD):
-            raise ValueError(f"{', '.join(given)}: only mpdd has scalars to protect, and name = {self.name!r}")
-        if self.remembers:
-            raise ValueError(
-                f"{', '.join(given)} and error_feedback or memory: a memory takes back, a round later, what clipping "
-                "and noise were to hide; leave out one of them"
-            )
         try:
-            return Private(codec, **given)
+            return Protection(self.build(), **given)
         except InputError as error:
-            raise ValueError(str(error)) from None
+            raise ValueError(f"{', '.join(given)}: {error}") from None
 
     def build(self) -> Codec:
         """Return the codec itself."""
@@ -150,27 +123,43 @@ class SecureConfig(BaseModel):
     colluding: float = Field(default=0.0, ge=0, lt=0.5)
     neighbours: int = Field(default=0, ge=0, multiple_of=2)
 
-    def check_neighbours(self, clients: int) -> None:
-        """Raise ValueError unless clients talk to enough others for what drop-outs and collusion are to be."""
+    def check(self, codec: Codec, keys: str, clients: int) -> None:
+        """Raise ConfigError unless so many clients with this codec have a sum that hides each of them."""
+        if not codec.adds_up or (codec.needs_key and keys != "shared"):
+            raise ConfigError(
+                'secure adds up scalars along the same directions: use codec.name = "mpdd" with keys = "shared" and '
+                '32 bits, or "fedsgd"'
+            )
+        if clients < 2:
+            raise ConfigError("secure with one client a round is no sum; take more clients")
+        if self.honest_minimum(clients) < 2:
+            raise ConfigError(
+                f"secure.colluding = {self.colluding}: of the {self.threshold(clients)} clients that stay for certain "
+                "fewer than two are honest, and a sum of one hides nothing; lower it"
+            )
+        self._check_neighbours(clients)
+
+    def _check_neighbours(self, clients: int) -> None:
+        """Raise ConfigError unless clients talk to enough others for what drop-outs and collusion are to be."""
         if not self.neighbours:
             return
         from fedmpdd.secure_sum import enough_neighbours  # needs a package that others do not
 
-        enough = enough_neighbours(clients, clients - self.threshold(clients), self.friends(clients))
+        enough = enough_neighbours(clients, clients - self.threshold(clients), self.colluders(clients))
         if enough == 0 or not enough <= self.neighbours < clients - 1:
             advice = f"{enough} or more, below {clients - 1}" if enough else "0, everybody"
-            raise ValueError(
+            raise ConfigError(
                 f"secure.neighbours = {self.neighbours}: {clients} clients, of whom {self.dropouts} drop out and "
                 f"{self.colluding} collude, need {advice}"
             )
 
-    def friends(self, clients: int) -> int:
+    def colluders(self, clients: int) -> int:
         """Return how many of a round's clients may be in league with the server."""
         return math.floor(self.colluding * clients + 1e-9)
 
-    def hiding(self, clients: int) -> int:
+    def honest_minimum(self, clients: int) -> int:
         """Return how many clients' noise the server cannot know in a sum that it sees."""
-        return self.threshold(clients) - self.friends(clients)
+        return self.threshold(clients) - self.colluders(clients)
 
     def threshold(self, clients: int) -> int:
         """Return how many of a round's clients must stay: more than half."""

@@ -6,42 +6,47 @@ protocol show it. Bytes are counted as the protocol sends them.
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from fedmpdd.codecs import MPDD, NO_KEY, Codec, FedSGD, Update, mean_rounding, update_of_scalars
+from fedmpdd.codecs import NO_KEY, Batch, Codec, Update
 from fedmpdd.directions import Key
 from fedmpdd.errors import ConfigError
 from fedmpdd.secure_sum import FixedPoint, Terms, bytes_down, bytes_up
-from fedmpdd.simulation.exchange import Received, Sent
 from fedmpdd.simulation.sections import SecureConfig
+from fedmpdd.uplink import Mean, NoiseSource
 from fedmpdd.uplink.discrete_gaussian import NEGLIGIBLE, closeness, discrete_gaussian
-from fedmpdd.uplink.protection import NoiseSource, clipped_rows
-from fedmpdd.wire.bundle import Bundle
-from fedmpdd.wire.frames import Session
+from fedmpdd.uplink.protection import clipped_rows
 
 
-class SecureExchange:
+@dataclass(frozen=True)
+class SecureUploads:
+    """What the clients of a round masked and sent, as far as its sum goes: integers [clients, numbers]."""
+
+    elements: NDArray[np.uint64]
+    keys: tuple[Key, ...]
+    frame_bytes: int
+    payload_bytes: int
+
+
+class SecureUplink:
     """Scalars, clipped, in steps, with noise on the integers; added up modulo 2^bits; their mean is an update."""
 
-    def __init__(
-        self, config: SecureConfig, codec: Codec, d: int, clients: int, device: torch.device, mean_bits: int | None
-    ) -> None:
-        self._config = config
-        self._codec = codec
-        self.by_client = False  # the noise of all is one draw
-        self._device = device
+    in_groups = False  # the noise of all is one draw
+
+    def __init__(self, config: SecureConfig, codec: Codec, d: int, clients: int, mean_bits: int | None) -> None:
+        self._config, self._codec, self._d = config, codec, d
         self._mean_bits = mean_bits or 32
-        self._length = codec.m if isinstance(codec, MPDD) else d
+        (numbers,) = codec.sections(d)
+        self._length = numbers.length
         self._terms = Terms(
             bytes(16), 0, clients, self._length, config.threshold(clients), config.ring_bits, config.neighbours
         )
         # The longest vector of a client: a gradient of norm `clip` has m scalars of about this length.
-        self.bound = config.clip * (math.sqrt(codec.m) if isinstance(codec, MPDD) else 1.0)
+        self.bound = config.clip * (1.0 if codec.scalar_codec is None else math.sqrt(self._length))
         self.step = self.bound / config.levels(clients)
         self._fixed = FixedPoint(self.bound, config.ring_bits, self.step)
         # Rounding makes a vector longer, by up to half a step per number; it must not end up beyond the bound.
@@ -52,21 +57,32 @@ class SecureExchange:
                 f"{self.step / self.bound:.2g} of the bound, too coarse; take more bits"
             )
 
-    def send(
+    def encode(
         self,
-        session: Session,
-        gradients: Tensor,
-        keys: list[Key],
-        clients: NDArray[np.int64],
+        round_number: int,
+        gradients: Any,
+        keys: Sequence[Key],
+        clients: Sequence[int],
         noise: Sequence[NoiseSource] | None = None,
-    ) -> Sent:
-        """See Exchange: what the clients would mask and send, as far as their sum goes."""
-        elements = self._fixed.encode(self._clipped(gradients, keys), self._terms.clients)
+    ) -> SecureUploads:
+        """Do what clients do with gradients [clients, d], as far as the sum goes; see Uplink."""
+        return self._uploads(self._codec.encode_batch(gradients, keys), keys, noise)
+
+    def encode_scalars(
+        self, round_number: int, scalars: Any, keys: Sequence[Key], noise: Sequence[NoiseSource] | None = None
+    ) -> SecureUploads:
+        """Do the same with scalars that clients have instead of gradients; see Uplink."""
+        return self._uploads(self._codec.along_directions().encode_scalars(scalars, keys, self._d), keys, noise)
+
+    def _uploads(self, batch: Batch, keys: Sequence[Key], noise: Sequence[NoiseSource] | None) -> SecureUploads:
+        rows = np.stack([update.arrays[0] for update in batch.updates()]).astype(np.float64)
+        elements = self._fixed.encode(clipped_rows(rows, self._inside), self._terms.clients)
         if self._config.noise_multiplier > 0:
             assert noise is not None
             elements = elements + self._noise(noise).view(np.uint64)  # modulo 2^64, and so modulo 2^bits
         count = len(keys)
-        return Sent(elements, count * sum(bytes_up(self._terms)), count * self._terms.ring.nbytes(self._length))
+        payload = count * self._terms.ring.nbytes(self._length)
+        return SecureUploads(elements, tuple(keys), count * sum(bytes_up(self._terms)), payload)
 
     def _noise(self, sources: Sequence[NoiseSource]) -> NDArray[np.int64]:
         """Noise [clients, numbers]. Where only its sum matters, the first client's holds that of all.
@@ -80,30 +96,20 @@ class SecureExchange:
         noise[0] = discrete_gaussian(deviation * math.sqrt(count), self._length, sources[0])
         return noise
 
-    def _clipped(self, gradients: Tensor, keys: list[Key]) -> NDArray[np.float64]:
-        if isinstance(self._codec, MPDD):
-            exact = replace(self._codec, bits=32).encode(
-                gradients if gradients.is_cuda else gradients.cpu().numpy(), keys
-            )
-            rows = np.stack([update.arrays[0] for update in exact]).astype(np.float64)
+    def mean(self, uploads: SecureUploads, weights: Sequence[float] | None = None) -> Mean:
+        """Return the mean that the server steps along: of the sum modulo 2^bits, as numbers again."""
+        count = len(uploads.keys)
+        mean = self._fixed.decode(uploads.elements.sum(axis=0), self._terms.clients) / count
+        key = uploads.keys[0]
+        if self._codec.scalar_codec is not None:
+            update = self._codec.scalar_codec.update_of(mean, self._d, key, self._mean_bits)
         else:
-            rows = gradients.cpu().numpy().astype(np.float64)
-        return clipped_rows(rows, self._inside)
+            update = Update(self._codec, self._d, NO_KEY, (mean.astype(np.float32),))
+        return Mean(Batch.of([update]))
 
-    def receive(self, session: Session, sent: Sent, keys: list[Key], weights: Sequence[float] | None) -> Received:
-        """See Exchange: the sum modulo 2^bits, as a number again, divided by the clients that are in it."""
-        mean = self._fixed.decode(sent.content.sum(axis=0), self._terms.clients) / len(keys)
-        if isinstance(self._codec, MPDD):
-            rounding = mean_rounding(keys[0])
-            update = update_of_scalars(self._codec, mean, session.d, keys[0], self._mean_bits, rounding)
-        else:
-            update = Update(FedSGD(), session.d, NO_KEY, (mean.astype(np.float32),))
-        bundle = Bundle((update,))
-        return Received(bundle.estimate(str(self._device)), bundle)
-
-    def in_vain(self, clients: int) -> Sent:
-        """What so many clients sent in a round that too few of them stayed in: all but the last phase."""
-        return Sent(None, clients * sum(bytes_up(self._terms)[:-1]), 0)
+    def aborted_bytes(self, clients: int) -> int:
+        """Return what so many clients sent in a round that too few of them stayed in: all but the last phase."""
+        return clients * sum(bytes_up(self._terms)[:-1])
 
     def overhead_down(self, clients: int) -> int:
         """Bytes of the protocol to so many clients, beside the model: keys and shares of the others."""

@@ -1,52 +1,56 @@
 """Error feedback: what a codec left out of an update is added to the client's next gradient.
 
-State is no codec's business, so these are wrappers around one: updates are those of the codec and decode as such.
+State is no codec's business, so this is a wrapper around one: updates are those of the codec and decode as such.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from fedmpdd.codecs.base import Float32, Update
-from fedmpdd.directions import Key, check_finite, check_gradients
+from fedmpdd.codecs import Batch, Codec
+from fedmpdd.codecs.backends import backend_of
+from fedmpdd.codecs.base import Float32
+from fedmpdd.directions import Key
 from fedmpdd.errors import CodecError
-from fedmpdd.uplink.memories import Memories, check_no_overflow, relative_error
 
 
-class ErrorFeedback(Memories):
-    """A codec with one memory per client that took part: a = ε + g, send codec(a), ε = a − decoded.
+class ErrorFeedback:
+    """A codec with one vector per client that took part: a = ε + g, send codec(a), ε = a − decoded.
 
     For codecs whose error is smaller than what they encode, TopK and SignSGD above all. A codec that is known to lose
-    more than it is given (RandK, FedMPDD of few directions) would make memories grow without bound and is refused.
+    more than it is given (RandK, FedMPDD of few directions) would make the vectors grow without bound and is refused.
     Not for codecs that add noise: the memory takes back, a round later, what the noise was to hide.
+
+    Vectors stay where the gradients are: arrays, or tensors on a GPU.
     """
 
-    def factor(self, d: int) -> float:
-        """What decoded updates are multiplied by, on both sides."""
-        return 1.0
+    def __init__(self, codec: Codec) -> None:
+        self.codec = codec
+        self._vectors: dict[int, Any] = {}
 
-    def encode(self, gradients: Float32, keys: Sequence[Key | int], clients: Sequence[int]) -> list[Update]:
-        """See Memories: encode what is remembered too, and remember what was left out."""
-        check_gradients(gradients)
+    def encode(self, gradients: Any, keys: Sequence[Key | int], clients: Sequence[int]) -> Batch:
+        """Encode gradients [clients, d] of the clients of these numbers; if this raises, no vector has changed."""
         self._check(clients, *gradients.shape)
-        check_finite(gradients)
-        corrected = gradients.copy()
-        factor = np.float32(self.factor(gradients.shape[1]))
+        backend = backend_of(gradients)
+        corrected = backend.copy(gradients)
         with np.errstate(over="ignore"):
             for row, client in enumerate(clients):
-                if client in self._memory:
-                    corrected[row] += self._memory[client]
-            check_no_overflow(corrected)
-            updates = self.codec.encode(corrected, keys)
-            for row, update in enumerate(updates):
-                corrected[row] -= factor * self.codec.decode_mean([update])
-            check_no_overflow(corrected)
-        # Rows of their own: a view would keep the whole batch alive for the sake of one client.
-        self._memory.update((client, corrected[row].copy()) for row, client in enumerate(clients))
-        return updates
+                if client in self._vectors:
+                    corrected[row] += backend.like(self._vectors[client])
+            self._check_overflow(gradients, corrected)
+            batch = self.codec.encode_batch(corrected, keys)
+            for row in range(len(clients)):
+                corrected[row] -= batch.part(slice(row, row + 1)).decode()
+            self._check_overflow(gradients, corrected)
+        # Copies: a view would keep the whole batch alive for the sake of one client.
+        self._vectors.update((client, backend.copy(corrected[row])) for row, client in enumerate(clients))
+        return batch
 
     def check(self, d: int) -> None:
-        """Raise CodecError if memories of d coordinates would grow without bound."""
+        """Raise CodecError if vectors of d coordinates would grow without bound, or have nothing to remember."""
+        if self.codec.source != "gradient":
+            raise CodecError(f"{self.codec.name} encodes losses, not gradients: there is no error to feed back")
         lost = None if self.codec.variance_is_bound else self.codec.variance(d)
         if lost is not None and lost >= 1:
             raise CodecError(
@@ -54,22 +58,39 @@ class ErrorFeedback(Memories):
                 "grow without bound; expected less than 1: send more, or use a codec such as topk or signsgd"
             )
 
+    def state(self) -> dict[int, Float32]:
+        """Return a copy of all vectors by client, for a checkpoint."""
+        return {client: np.array(backend_of(vector).host(vector)) for client, vector in self._vectors.items()}
 
-class DampedFeedback(ErrorFeedback):
-    """Error feedback for unbiased codecs that lose more than they are given: decoded updates are shrunk.
+    def load(self, state: Mapping[int, Float32]) -> None:
+        """Put back what `state` returned, instead of all vectors there are."""
+        for client, vector in state.items():
+            if not isinstance(vector, np.ndarray) or vector.dtype != np.float32 or vector.ndim != 1:
+                raise CodecError(
+                    f"the memory of client {client} is not a float32 array [d]; pass what state() returned"
+                )
+            if not np.isfinite(vector).all():
+                raise CodecError(f"the memory of client {client} is not finite: the checkpoint is damaged")
+        self._vectors = {client: vector.copy() for client, vector in state.items()}
 
-    An estimate of relative error ω, divided by 1 + ω, loses 1 − 1/(1 + ω) of what it encodes, which is less than all of
-    it. For FedMPDD with float32 scalars that is the sum over directions divided by m + d − 1 instead of m.
-    """
+    def _check(self, clients: Sequence[int], count: int, d: int) -> None:
+        if len(clients) != count or len(set(clients)) != count:
+            raise CodecError(
+                f"{count} gradients came with clients {list(clients)}; each needs one, and none twice in a round"
+            )
+        for client in clients:
+            if client in self._vectors and len(self._vectors[client]) != d:
+                raise CodecError(
+                    f"the memory of client {client} has d = {len(self._vectors[client])}, its gradient {d}; "
+                    f"a new model needs a new {type(self).__name__}"
+                )
+        self.check(d)
 
-    def factor(self, d: int) -> float:
-        """See ErrorFeedback."""
-        return 1 / (1 + relative_error(self.codec, d))
-
-    def check(self, d: int) -> None:
-        """See Memories."""
-        relative_error(self.codec, d)
-
-    def finish(self, estimate: Float32, clients: Sequence[int], weights: Sequence[float] | None) -> Float32:
-        """See Memories."""
-        return estimate * np.float32(self.factor(estimate.size))
+    def _check_overflow(self, gradients: Any, values: Any) -> None:
+        """Raise CodecError if a gradient and its memory together went beyond float32."""
+        backend = backend_of(gradients)
+        if not bool(backend.xp.isfinite(values).all()):
+            backend.check_finite(gradients)
+            raise CodecError(
+                "gradient plus memory overflows float32: the gradient is too large; scale or clip it before encoding"
+            )

@@ -43,8 +43,8 @@ def _plan(d: int, n: int, codec: MPDD, alignment: float | None) -> Plan:
     partitioned = codec.family == "hadamard"
     frame = Session(codec, d, sends_seed=not partitioned).frame_bytes
     error = codec.variance(d, n, partitioned=partitioned, alignment=alignment)
-    revealed = codec.m * codec.bits + (32 if codec.bits < 32 else 0)
-    return Plan(codec.family, codec.m, codec.bits, partitioned, frame, n * frame, error, revealed)
+    assert error is not None
+    return Plan(codec.family, codec.m, codec.bits, partitioned, frame, n * frame, error, codec.revealed_bits(d))
 
 
 def plans(

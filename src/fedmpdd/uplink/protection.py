@@ -1,22 +1,23 @@
 """What protects an update: clipping and Gaussian noise on its scalars, and a coarsened scale.
 
-None of it is on the wire, so this is a wrapper around FedMPDD: updates are those of the codec and decode as such. What
-is guaranteed, and what is not, is in docs/protection.md; the ε comes from fedmpdd.privacy.
+None of it is on the wire, so this is a wrapper around a codec: updates are those of the codec and decode as such. What
+is guaranteed, and what is not, is in docs/protection.md; the ε comes from fedmpdd.guarantees.
 """
 
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from numbers import Real
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpdd.codecs._arithmetic import sphere_factor
-from fedmpdd.codecs.base import LARGEST_COORDINATE, Float32, Update
-from fedmpdd.codecs.mpdd import MPDD
+from fedmpdd.codecs import Batch, Codec, ScalarCodec
+from fedmpdd.codecs.arithmetic import sphere_factor
+from fedmpdd.codecs.backends import HOST
+from fedmpdd.codecs.base import LARGEST_COORDINATE, Float32
 from fedmpdd.directions import Key, family_named
 from fedmpdd.errors import CodecError
 
@@ -50,7 +51,7 @@ NoiseSource = SystemNoise | np.random.Generator  # a generator makes a simulatio
 
 
 @dataclass(frozen=True)
-class Private:
+class Protection:
     """FedMPDD whose scalars are clipped and noisy, whose one-bit scale is coarse, or both.
 
     clip: the scalars s of an update are shrunk, all by one factor, to ‖s‖ ≤ √m·clip. A gradient of norm `clip` has
@@ -62,13 +63,13 @@ class Private:
         its mean is right.
     """
 
-    codec: MPDD
+    codec: Codec
     clip: float | None = None
     noise_multiplier: float = 0.0
     scale_grid: float | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.codec, MPDD):
+        if self.codec.scalar_codec is None:
             raise CodecError(f"{self.codec} has no scalars along directions to protect; use FedMPDD (mpdd)")
         if self.clip is not None and not (_is_number(self.clip) and 0 < self.clip < math.inf):
             raise CodecError(f"clip = {self.clip!r}: expected a finite number above 0, about the norm of a gradient")
@@ -81,18 +82,26 @@ class Private:
                 f"noise_multiplier = {self.noise_multiplier} is relative to clip, and there is none: without a bound "
                 "on the scalars no noise is enough; set clip to about the norm of a gradient"
             )
-        if self.scale_grid is not None and self.codec.bits != 1:
+        if self.scale_grid is not None and not self._has_signs:
             raise CodecError(
-                f"scale_grid = {self.scale_grid} with scalars of {self.codec.bits} bits hides nothing: their own size "
-                "tells the norm; it is for bits = 1"
+                f"scale_grid = {self.scale_grid} with {self.codec} hides nothing: the size of its scalars tells the "
+                "norm; it is for bits = 1"
             )
         if self.clip is None and self.scale_grid is None:
             raise CodecError("neither clip nor scale_grid is set, so that nothing is protected; use the codec itself")
 
     @property
+    def _scalar_codec(self) -> ScalarCodec:
+        return self.codec.along_directions()
+
+    @property
+    def _has_signs(self) -> bool:
+        return self._scalar_codec.scalars.rounding == "signs"
+
+    @property
     def bound(self) -> float:
         """The largest ‖s‖ after clipping, √m·clip: what one update can change."""
-        return math.inf if self.clip is None else math.sqrt(self.codec.m) * self.clip
+        return math.inf if self.clip is None else math.sqrt(self._scalar_codec.count) * self.clip
 
     @property
     def noise_deviation(self) -> float:
@@ -104,7 +113,7 @@ class Private:
         gradients: "Float32 | Tensor",
         keys: Sequence[Key | int],
         sources: Sequence[NoiseSource] | None = None,
-    ) -> list[Update]:
+    ) -> Batch:
         """Encode gradients [clients, d] with noise from these sources, one per client.
 
         By default it is the operating system's. Whoever knows a source can take the noise off again: generators with
@@ -112,55 +121,50 @@ class Private:
         """
         sources = _one_each(sources, len(gradients))
         if self.clip is None:
-            return [
-                self._with_coarse_scale(update, source)
-                for update, source in zip(self.codec.encode(gradients, keys), sources, strict=True)
-            ]
-        exact = replace(self.codec, bits=32).encode(gradients, keys)
-        scalars = np.stack([update.arrays[0] for update in exact]).astype(np.float64)
-        return self.encode_scalars(scalars, [update.key for update in exact], exact[0].d, sources)
+            return self._with_coarse_scales(self.codec.encode_batch(gradients, keys), sources)
+        exact = self._scalar_codec.with_bits(32).encode_batch(gradients, keys)
+        scalars = np.stack([update.arrays[0] for update in exact.updates()]).astype(np.float64)
+        return self.encode_scalars(scalars, exact.keys, exact.d, sources)
 
     def encode_scalars(
         self, scalars: Float64, keys: Sequence[Key], d: int, sources: Sequence[NoiseSource] | None = None
-    ) -> list[Update]:
-        """Encode scalars [clients, m] that somebody computed without a gradient; sources as for `encode`.
+    ) -> Batch:
+        """Encode scalars [clients, count] that somebody computed without a gradient; sources as for `encode`.
 
         The scale of signs is then always made from the scalars.
         """
         sources = _one_each(sources, len(scalars))
-        noisy = self.clipped(scalars)
+        if self.clip is None:
+            return self._with_coarse_scales(self._scalar_codec.encode_scalars(scalars, keys, d), sources)
+        noisy = clipped_rows(scalars, self.bound)
         if self.noise_multiplier > 0:
-            noise = np.stack([source.standard_normal(self.codec.m) for source in sources])
+            noise = np.stack([source.standard_normal(scalars.shape[1]) for source in sources])
             noisy = noisy + self.noise_deviation * noise
         return self.from_noisy(noisy, keys, d, sources)
 
-    def clipped(self, scalars: Float64) -> Float64:
-        """Shrink each row that is longer than `bound` to it."""
-        return clipped_rows(scalars, self.bound)
-
-    def from_noisy(self, noisy: Float64, keys: Sequence[Key], d: int, sources: Sequence[NoiseSource]) -> list[Update]:
-        """Turn noisy scalars [clients, m] into updates. The gradient has no part in it: this is post-processing."""
+    def from_noisy(self, noisy: Float64, keys: Sequence[Key], d: int, sources: Sequence[NoiseSource]) -> Batch:
+        """Turn noisy scalars [clients, count] into updates. The gradient has no part in it: it is post-processing."""
         if not (np.abs(noisy) <= _LARGEST_FLOAT32).all():
             raise CodecError("a noisy scalar overflows float32: clip and noise are too large; lower them")
-        scales = None
-        if self.codec.bits == 1:
-            # Unbiased where scalars are normal: E[‖s‖·|s_1|] = E‖s‖²·E|θ_1|, θ uniform on the sphere.
-            scales = sphere_factor(self.codec.m) * np.sqrt((noisy * noisy).mean(axis=1))
-            if self.scale_grid is not None:
-                scales = np.array([self._coarse(scale, source) for scale, source in zip(scales, sources, strict=True)])
-        arrays = self.codec.arrays_of(noisy.astype(np.float32), scales, keys)
-        return [Update(self.codec, d, key, each) for key, each in zip(keys, arrays, strict=True)]
+        codec, rows = self._scalar_codec, noisy.astype(np.float32)
+        if not self._has_signs:
+            return Batch(self.codec, d, tuple(keys), codec.write(HOST, rows, None, list(keys)))
+        # Unbiased where scalars are normal: E[‖s‖·|s_1|] = E‖s‖²·E|θ_1|, θ uniform on the sphere.
+        scales = sphere_factor(codec.count) * np.sqrt((noisy * noisy).mean(axis=1))
+        if self.scale_grid is not None:
+            scales = np.array([self._coarse(scale, source) for scale, source in zip(scales, sources, strict=True)])
+        return Batch(self.codec, d, tuple(keys), codec.write(HOST, rows, None, list(keys), scales))
 
-    def _with_coarse_scale(self, update: Update, source: NoiseSource) -> Update:
-        scale = np.array([self._coarse(float(update.arrays[0][0]), source)])
-        if scale[0] > LARGEST_COORDINATE:
+    def _with_coarse_scales(self, batch: Batch, sources: Sequence[NoiseSource]) -> Batch:
+        scales, signs = (np.stack(rows) for rows in zip(*(one.arrays for one in batch.updates()), strict=True))
+        coarse = np.array([self._coarse(float(row[0]), source) for row, source in zip(scales, sources, strict=True)])
+        if (coarse > LARGEST_COORDINATE).any():
             raise CodecError(
                 f"the coarse scale is above {LARGEST_COORDINATE:.4g}, beyond which an estimate could leave float32: "
                 "scale or clip the gradient before encoding"
             )
-        sent = scale.astype(np.float32)
-        signs = update.arrays[1] if sent[0] > 0 else np.zeros_like(update.arrays[1])
-        return replace(update, arrays=(sent, signs))
+        sent = coarse.astype(np.float32)[:, np.newaxis]
+        return Batch(batch.codec, batch.d, batch.keys, (sent, np.where(sent > 0, signs, 0).astype(np.uint8)))
 
     def _coarse(self, scale: float, source: NoiseSource) -> float:
         """One of the two powers of the grid around a scale, with a mean that is the scale; 0 stays 0."""
@@ -183,13 +187,13 @@ class Private:
         if not (_is_number(norm) and 0 < norm < math.inf):
             raise CodecError(f"norm = {norm!r}: expected the norm of a gradient, finite and above 0")
         self.codec.variance(d, n)  # checks d and n
-        m = self.codec.m
-        second = self.codec.scalar_second_moment()
+        m = self._scalar_codec.count
+        second = self._scalar_codec.scalars.second_moment(m)
         if self.clip is not None:
-            if self.codec.bits == 1:
+            if self._has_signs:
                 second = sphere_factor(m) ** 2
             second *= 1 + (self.noise_deviation / norm) ** 2
-        square = d / m * second + (1 - 1 / m) * family_named(self.codec.family).overlap(d)  # E‖ĝ‖² / ‖g‖²
+        square = d / m * second + (1 - 1 / m) * family_named(self._scalar_codec.family).overlap(d)  # E‖ĝ‖² / ‖g‖²
         if self.scale_grid is not None:
             # (above − x)(x − below) / x² is largest at the harmonic mean of the two.
             square *= 1 + (self.scale_grid - 1) ** 2 / (4 * self.scale_grid)

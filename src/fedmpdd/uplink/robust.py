@@ -61,7 +61,8 @@ class RobustMean:
 
     def trims(self, codec: Codec, *, shared: bool) -> bool:
         """Return whether the mean of a codec's updates becomes one update, made of trimmed scalars."""
-        return shared and self.trim > 0 and codec.has_graded_scalars
+        scalar_codec = codec.scalar_codec
+        return shared and self.trim > 0 and scalar_codec is not None and scalar_codec.scalars.graded
 
     def bundle(
         self,
@@ -90,9 +91,9 @@ class RobustMean:
         effective = factors * self._agreeing(updates, shared=shared, sketch=sketch)
         if self.trims(codec, shared=shared):
             scalars = self._trimmed_scalars(updates, effective)
-            return Bundle((codec.update_of(scalars, updates[0].d, updates[0].key, mean_bits or 32),))
+            return Bundle((codec.along_directions().update_of(scalars, updates[0].d, updates[0].key, mean_bits or 32),))
         if mean_bits is not None:
-            return Bundle((codec.mean_update(updates, mean_bits, effective.tolist()),))
+            return Bundle((codec.along_directions().mean_update(updates, mean_bits, effective.tolist()),))
         equal = weights is None and (effective == effective[0]).all()
         return Bundle(tuple(updates), None if equal else tuple(effective.tolist()))
 
@@ -118,7 +119,8 @@ class RobustMean:
         """The mean of scalars of who weighs anything; who does not is one liar fewer among the rest."""
         counted = np.flatnonzero(weights)
         liars = math.floor(self.trim * len(updates) + 1e-9) - (len(updates) - counted.size)
-        rows = np.stack([updates[i].codec.scalars_of(updates[i]) for i in counted.tolist()])
+        codec = updates[0].codec.along_directions()
+        rows = np.stack([codec.scalars_of(updates[i]) for i in counted.tolist()])
         return trimmed_mean(rows, weights[counted], max(0, liars))
 
     def _factors(
@@ -197,8 +199,8 @@ def comparable_vectors(updates: Sequence[Update], *, shared: bool, sketch: int) 
     time.
     """
     codec, d = updates[0].codec, updates[0].d
-    if shared and codec.adds_up:
-        return np.stack([codec.scalars_of(update) for update in updates])
+    if shared and codec.scalar_codec is not None:
+        return np.stack([codec.scalar_codec.scalars_of(update) for update in updates])
     if len(updates) * d <= WHOLE:
         return np.stack([codec.decode_mean([update]) for update in updates])
     common = MPDD(min(SKETCH, d), family="hadamard")

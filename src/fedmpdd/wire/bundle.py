@@ -8,7 +8,6 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +17,6 @@ from fedmpdd.codecs.base import mean_factors
 from fedmpdd.directions import Key
 from fedmpdd.errors import CodecError, ContentError, FrameLengthError, InputError, LimitError, TruncatedFrameError
 from fedmpdd.wire.frames import payload_of, read_arrays
-
-if TYPE_CHECKING:  # PyTorch is there where it is asked for a tensor
-    from torch import Tensor
 
 _HEAD = struct.Struct("<BBHI")  # how keys are given, whether there are weights, zero, number of updates
 _SEED = struct.Struct("<Q")
@@ -35,15 +31,6 @@ class Bundle:
 
     updates: tuple[Update, ...] = ()
     weights: tuple[float, ...] | None = None
-
-    def estimate(self, device: str = "cpu") -> "Tensor":
-        """Decode the mean gradient: the same bits on every device."""
-        import torch
-
-        codec = self.updates[0].codec
-        if device == "cpu":
-            return torch.from_numpy(codec.decode_mean(self.updates, self.weights))
-        return codec.decode_mean_on(device, self.updates, self.weights)
 
     def pack(self) -> bytes:
         """Return the bundle as bytes."""

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedmpdd.codecs import CODECS, NO_KEY, Arrays, Codec, Parameters, Section, Update
+from fedmpdd.codecs import NO_KEY, Arrays, Codec, Parameters, Section, Update
+from fedmpdd.codecs.registry import self_contained_codecs
 from fedmpdd.directions import MAX_D, MAX_M, Key, check_key
 from fedmpdd.errors import (
     ChecksumError,
@@ -40,8 +41,6 @@ _SEED = struct.Struct("<Q")
 _CHECKSUM = struct.Struct("<I")
 _SMALLEST_FRAME = _HEADER.size + _CHECKSUM.size
 _SMALLEST_COMPACT = _COMPACT_HEAD.size + _CHECKSUM.size
-
-_CODES: dict[int, type[Codec]] = {codec.code: codec for codec in CODECS.values() if codec.self_contained}
 
 
 @dataclass(frozen=True)
@@ -180,14 +179,15 @@ def _read_header(view: memoryview) -> _Header:
         raise VersionError(
             f"the frame has version {version}, this package reads {VERSION}; use one release on both sides"
         )
-    if code not in _CODES:
-        raise UnknownCodecError(f"codec number {code} is unknown: expected one of {sorted(_CODES)}; upgrade this side?")
+    codecs = self_contained_codecs()
+    if code not in codecs:
+        raise UnknownCodecError(f"codec number {code} is unknown: expected one of {sorted(codecs)}; upgrade this side?")
     if not 1 <= size <= MAX_M:
         raise LimitError(f"the frame says size {size}; expected 1 to 2^31 − 1")
     try:
-        codec = _CODES[code].from_parameters(Parameters(first, second, size))
+        codec = codecs[code].from_parameters(Parameters(first, second, size))
     except InputError as error:
-        raise UnknownCodecError(f"no {_CODES[code].name} codec has the parameters of this frame: {error}") from None
+        raise UnknownCodecError(f"no {codecs[code].name} codec has the parameters of this frame: {error}") from None
     return _Header(codec, d, Key(seed, slot))
 
 

@@ -7,12 +7,14 @@ import pytest
 import torch
 
 from fedmpdd.codecs import MPDD, Codec, FedSGD, Peaks
+from fedmpdd.codecs.evidence import Evidence
 from fedmpdd.errors import InputError
 from fedmpdd.privacy.attacks import ATTACKS, Attack, PublicImages, Setting, adaptive
 from fedmpdd.privacy.attacks.adaptive import Adaptive
 from fedmpdd.privacy.attacks.dlg import DLG
 from fedmpdd.privacy.attacks.idlg import IDLG, read_label
 from fedmpdd.privacy.attacks.inverting_gradients import InvertingGradients
+from tests.conftest import gaussian
 from tests.privacy.scenes import CLASSES, linear, pictures, seen, smooth_network
 
 IMAGES, LABELS = pictures(200, seed=9)
@@ -32,11 +34,15 @@ def test_a_linear_model_inverts_in_closed_form() -> None:
     assert (found.labels == labels).all()
 
 
+def evidence_of(codec: Codec, d: int) -> Evidence:
+    return codec.evidence(codec.encode(gaussian(1, d), [1]))
+
+
 @pytest.mark.parametrize("make", ATTACKS.values(), ids=ATTACKS)
 def test_the_loss_is_zero_at_the_truth(make: Any) -> None:
     victim, flat = smooth_network()
     for codec in (FedSGD(), MPDD(60)):
-        attack: Attack = make(Setting("lenet", codec, 1, False, PUBLIC, 0.01))
+        attack: Attack = make(Setting("lenet", evidence_of(codec, flat.numel()), 1, False, PUBLIC, 0.01))
         observations, images, labels = seen(victim, flat, codec)
         if codec == FedSGD() or attack.name == "adaptive":
             assert (attack.losses_at(observations, images, labels) < 1e-6).all()
@@ -151,6 +157,6 @@ def test_observations_that_do_not_belong_together_are_refused() -> None:
 def test_where_little_is_to_be_had_the_attack_must_know_what_images_look_like(
     model: str, codec: Codec, prior: str
 ) -> None:
-    attack = ATTACKS["adaptive"](Setting(model, codec, 1, noisy=False, public=PUBLIC, effort=1.0))
+    attack = ATTACKS["adaptive"](Setting(model, evidence_of(codec, 10_000), 1, noisy=False, public=PUBLIC, effort=1.0))
     assert isinstance(attack, Adaptive)
     assert attack.prior == prior

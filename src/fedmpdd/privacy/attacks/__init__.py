@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from fedmpdd.codecs import MPDD, Codec, Peaks
+from fedmpdd.codecs.evidence import Choices, Evidence, Projections
 from fedmpdd.privacy.attacks.adaptive import Adaptive
 from fedmpdd.privacy.attacks.base import Attack, Progress, Reconstruction, Snapshot
 from fedmpdd.privacy.attacks.dlg import DLG
@@ -19,7 +19,7 @@ class Setting(NamedTuple):
     """What an attacker knows of its task when it chooses its tools."""
 
     model: str
-    codec: Codec
+    evidence: Evidence  # of one update
     rounds: int  # that were seen
     noisy: bool  # whether clients add noise
     public: PublicImages
@@ -57,14 +57,17 @@ def _gi_nas(setting: Setting) -> Attack:
 
 
 def _adaptive(setting: Setting) -> Attack:
-    codec = setting.codec
-    few = isinstance(codec, MPDD) and codec.m * setting.rounds <= FEW_SCALARS
+    seen, numbers = setting.evidence, 0
+    if isinstance(seen, Projections):
+        numbers = seen.levels.shape[1]
+    elif isinstance(seen, Choices):
+        numbers = seen.places.shape[1] * seen.group.bit_length()
+    few = isinstance(seen, Projections) and numbers * setting.rounds <= FEW_SCALARS
     # Without second derivatives pixels of their own get stuck early, and far fewer unknowns do not.
     leans = few or setting.noisy or not setting.smooth
-    if isinstance(codec, Peaks) or (isinstance(codec, MPDD) and (leans or codec.bits == 1)):
+    if isinstance(seen, Choices) or (isinstance(seen, Projections) and (leans or seen.rounding == "signs")):
         # As many components as the scalars can tell apart; settings were chosen on images that no table shows.
-        told = codec.m * codec.bits if isinstance(codec, Peaks) else codec.m
-        components = min(200, max(60, told * setting.rounds))
+        components = min(200, max(60, numbers * setting.rounds))
         return Adaptive(
             iterations=setting.iterations(250), prior="components", components=components, public=setting.public
         )

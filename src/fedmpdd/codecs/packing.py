@@ -6,35 +6,37 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmpdd.codecs.backends import HOST, Array, Backend
 from fedmpdd.errors import ContentError
 
-UInt8 = NDArray[np.uint8]
+
+def pack_nibbles(backend: Backend, levels: Array) -> Array:
+    """Two's complement nibbles of levels [rows, count], the even-numbered one in the low half."""
+    rows, count = levels.shape
+    nibbles = backend.zeros((rows, count + count % 2), "|u1")
+    nibbles[:, :count] = levels & 15
+    return nibbles[:, 0::2] | nibbles[:, 1::2] << 4
 
 
-def pack_nibbles(levels: NDArray[np.int8]) -> UInt8:
-    """Two's complement nibbles of levels [..., count], the even-numbered one in the low half."""
-    count = levels.shape[-1]
-    nibbles = np.zeros((*levels.shape[:-1], count + count % 2), dtype=np.uint8)
-    nibbles[..., :count] = levels.view(np.uint8) & 15
-    return np.asarray(nibbles[..., 0::2] | nibbles[..., 1::2] << 4)
+def unpack_nibbles(backend: Backend, packed: Array, count: int) -> Array:
+    """Levels [rows, count] of `pack_nibbles`; the reserved nibble 8 becomes −8."""
+    nibbles = backend.xp.stack([packed & 15, packed >> 4], -1).reshape(len(packed), -1)[:, :count]
+    return backend.cast(nibbles ^ 8, "<i1") - 8
 
 
-def unpack_nibbles(packed: UInt8, count: int) -> NDArray[np.int8]:
-    """Levels [..., count] of `pack_nibbles`; the reserved nibble 8 becomes −8."""
-    nibbles = np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)[..., :count]
-    return np.asarray((nibbles ^ 8).astype(np.int8) - 8)
+def pack_indices(backend: Backend, indices: Array, bits: int) -> Array:
+    """Numbers [rows, count] below 2^bits, number j in bits j·bits … of its row."""
+    ones = indices[:, :, None] >> backend.arange(bits, indices) & 1
+    return backend.pack_bits(backend.cast(ones.reshape(len(indices), -1), "|u1"))
 
 
-def pack_indices(indices: NDArray[np.unsignedinteger[Any]], bits: int) -> UInt8:
-    """Numbers below 2^bits, number j in bits j·bits … of the whole."""
-    ones = indices[:, np.newaxis] >> np.arange(bits, dtype=indices.dtype) & 1
-    return np.packbits(ones.reshape(-1).astype(np.uint8), bitorder="little")
-
-
-def unpack_indices(packed: UInt8, bits: int, count: int) -> NDArray[np.int64]:
-    """Numbers [count] of `pack_indices`."""
-    ones = np.unpackbits(packed, count=count * bits, bitorder="little").reshape(count, bits)
-    return np.asarray(ones @ (1 << np.arange(bits)), dtype=np.int64)
+def unpack_indices(backend: Backend, packed: Array, bits: int, count: int) -> Array:
+    """Numbers [rows, count], int64, of `pack_indices`."""
+    ones = backend.unpack_bits(packed, count * bits).reshape(len(packed), count, bits)
+    numbers = backend.zeros((len(packed), count), "<i8")
+    for bit in range(bits):
+        numbers += backend.cast(ones[:, :, bit], "<i8") << bit
+    return numbers
 
 
 def packed_bytes(count: int, bits: int) -> int:
@@ -80,3 +82,8 @@ def check_finite_values(values: NDArray[Any], largest: float = math.inf) -> None
 def largest_size(values: NDArray[Any]) -> float:
     """Return the largest magnitude of some floats, 0 if there are none; NaN if one of them is."""
     return max(float(values.max()), -float(values.min())) if values.size else 0.0
+
+
+def largest_of(rows: Any) -> float:
+    """Return the largest magnitude in one section of several updates."""
+    return largest_size(HOST.stacked(rows))

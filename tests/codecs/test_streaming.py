@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from fedmpdd import MPDD, Key, decode_pieces, encode_pieces, pack, partitioned_keys
-from fedmpdd.codecs import FedSGD, _cutting
+from fedmpdd.codecs import FedSGD, cutting
 from fedmpdd.codecs.mpdd import BITS
 from fedmpdd.directions import RUN, using
 from fedmpdd.errors import CodecError, GradientError, KeyRangeError
@@ -33,10 +33,10 @@ def cut(gradient: Float32, shapes: Sequence[tuple[int, ...]] = SHAPES) -> list[F
 
 
 @every_codec
-@pytest.mark.parametrize("chunk", [RUN, _cutting.CHUNK])
+@pytest.mark.parametrize("chunk", [RUN, cutting.CHUNK])
 def test_pieces_encode_to_the_bits_of_the_whole(codec: MPDD, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With small chunks too, so that pieces are cut, gathered and used in place."""
-    monkeypatch.setattr(_cutting, "CHUNK", chunk)
+    monkeypatch.setattr(cutting, "CHUNK", chunk)
     g, key = gaussian(D), Key(2**63 + 5, 3)
     whole = codec.encode(g[np.newaxis], [key])[0]
     assert encode_pieces(codec, cut(g), key, d=D) == whole
@@ -44,9 +44,9 @@ def test_pieces_encode_to_the_bits_of_the_whole(codec: MPDD, chunk: int, monkeyp
 
 
 @every_codec
-@pytest.mark.parametrize("chunk", [RUN, _cutting.CHUNK])
+@pytest.mark.parametrize("chunk", [RUN, cutting.CHUNK])
 def test_pieces_decode_to_the_bits_of_the_whole(codec: MPDD, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_cutting, "CHUNK", chunk)
+    monkeypatch.setattr(cutting, "CHUNK", chunk)
     for keys in ([5, 6, 5], partitioned_keys(7, 3)):
         updates = codec.encode(gaussian(3, D), keys)
         for weights in (None, [1.0, 2.0, 0.5]):
@@ -165,7 +165,7 @@ def test_what_encode_refuses_pieces_refuse_too() -> None:
     with pytest.raises(CodecError, match="too large"):
         encode_pieces(MPDD(m=8), [np.full(2, 2e38, dtype=np.float32)], 1, d=2)
     other: Any = FedSGD()
-    with pytest.raises(CodecError, match="for MPDD codecs"):
+    with pytest.raises(CodecError, match="for codecs with scalars along directions"):
         encode_pieces(other, [ONES], 1, d=3)
 
 
