@@ -1,6 +1,7 @@
 """`python -m benchmarks`: words on the command line to calls."""
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -140,6 +141,34 @@ def bench_forward(
     console.print(result)
     for error in errors:
         console.print(f"{error.network}, scalars by {error.method}: off by {error.error:.1e} of their length")
+
+
+@app.command("versions")
+def bench_versions(
+    python: Annotated[str, typer.Argument(help="The Python of the other checkout, like ../other/.venv/bin/python.")],
+    source: Annotated[Path | None, typer.Option(help="Where that Python imports the package from.")] = None,
+    turns: Annotated[int, typer.Option(min=1, max=1000, help="Turns of both versions; medians are taken.")] = 7,
+    device: Device = "cpu",
+    as_json: Json = False,
+) -> None:
+    """Time all codecs against those of another checkout, in turns."""
+    from statistics import median
+
+    from benchmarks import versions as bench
+
+    columns = {"what": "left", "ours, ms": "right", "other, ms": "right", "ratio": "right"}
+    result, rows = table("codecs of two versions, medians of turns", columns), []
+    for row in bench.run(python, source, device=_bench_device(device), turns=turns):
+        rows.append(row)
+        what = f"{row.op} {row.codec}, d = {row.d:,}, {row.clients} client(s)"
+        messages.print(f"{what}: {row.ratio:.2f}", soft_wrap=True)
+        result.add_row(what, f"{row.ours_ms:.4f}", f"{row.other_ms:.4f}", f"{row.ratio:.2f}")
+    typical = median(row.ratio for row in rows)
+    if as_json:
+        print_json({"rows": [row.as_dict() for row in rows], "median_ratio": typical})
+        return
+    output(False).print(result)
+    output(False).print(f"median ratio: {typical:.3f}")
 
 
 def main() -> None:

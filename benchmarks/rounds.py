@@ -1,7 +1,7 @@
 """`python -m benchmarks rounds`: whole rounds per second of the local engine, codec by codec."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -21,6 +21,7 @@ CODECS = (
     "mpdd:m=400:family=hadamard:keys=partitioned",
     "mpdd:m=400:bits=1:family=hadamard:keys=partitioned",
 )
+PLAIN = "plain PyTorch"
 GPU_CODECS = ("mpdd:m=600", "mpdd:m=600:bits=1:family=hadamard:keys=partitioned", "fedsgd")
 
 
@@ -54,21 +55,55 @@ def bench_config(batch: int = 1) -> RunConfig:
 
 
 def run(batch: int = 1, seconds: float = 3.0, data_dir: Path | None = None) -> Iterator[Row]:
-    """Measure each codec, all in this process, in turns so that a noisy machine is noisy for all."""
+    """Measure each codec, and plain PyTorch, in this process, in turns so that a noisy machine is noisy for all."""
     config = bench_config(batch)
-    federations = {text: make_federation(codec_config(config, text), data_dir) for text in CODECS}
-    times: dict[str, list[float]] = {text: [] for text in CODECS}
-    for federation in federations.values():
-        federation.run_round()
+    rounds: dict[str, Callable[[], object]] = {PLAIN: plain_round(batch)}
+    for text in CODECS:
+        rounds[text] = make_federation(codec_config(config, text), data_dir).run_round
+    times: dict[str, list[float]] = {text: [] for text in rounds}
+    for run_round in rounds.values():
+        run_round()
     turns = 6
     for _ in range(turns):
-        for text, federation in federations.items():
+        for text, run_round in rounds.items():
             end = time.perf_counter() + seconds / turns
             while (start := time.perf_counter()) < end:
-                federation.run_round()
+                run_round()
                 times[text].append(time.perf_counter() - start)
-    for text in CODECS:
-        yield Row("local", text, config.per_round, batch, 1 / median(times[text]))
+    for text in rounds:
+        engine, codec = ("torch.func.vmap", "fedsgd") if text == PLAIN else ("local", text)
+        yield Row(engine, codec, config.per_round, batch, 1 / median(times[text]))
+
+
+def plain_round(batch: int) -> Callable[[], float]:
+    """Return a round of FedSGD as one would write it in plain PyTorch: gradients of all clients in one `vmap`."""
+    import torch
+
+    from fedmpdd.tasks.data import mnist_5k
+    from fedmpdd.tasks.models import lenet
+
+    data, generator = mnist_5k.load(), torch.Generator().manual_seed(0)
+    images = torch.from_numpy((data.train.images.astype(np.float32) / 255 - 0.1307) / 0.3081)
+    labels = torch.from_numpy(data.train.labels)
+    dealt = np.array_split(np.random.default_rng(0).permutation(len(labels)), 100)
+    clients = [torch.from_numpy(examples) for examples in dealt]
+    net = lenet((1, 28, 28), 10)
+    parameters = {name: value.detach() for name, value in net.named_parameters()}
+
+    def loss(values: dict[str, torch.Tensor], inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(torch.func.functional_call(net, values, (inputs,)), targets)
+
+    gradients_of = torch.func.vmap(torch.func.grad_and_value(loss), in_dims=(None, 0, 0))
+
+    def run_round() -> float:
+        chosen = torch.randperm(100, generator=generator)[:50].tolist()
+        rows = torch.stack([clients[c][torch.randperm(len(clients[c]), generator=generator)[:batch]] for c in chosen])
+        gradients, losses = gradients_of(parameters, images[rows], labels[rows])
+        for name, value in parameters.items():
+            parameters[name] = value - 0.1 * gradients[name].mean(dim=0)
+        return float(losses.mean())
+
+    return run_round
 
 
 def run_on_gpu(seconds: float = 3.0, *, tf32: bool = False) -> Iterator[Row]:

@@ -74,6 +74,8 @@ class Backend:
 
     def cast(self, values: Array, dtype: str) -> Array:
         """Return values as a dtype that is named as in a section; what is too large for it becomes infinite."""
+        if dtype != "<f4":  # nothing else can overflow
+            return values.astype(dtype, copy=False)
         with np.errstate(over="ignore"):
             return values.astype(dtype, copy=False)
 

@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpdd.directions import Key, check_key, derive_seed, partitioned_keys
+from fedmpdd.directions import Key, derive_seed, partitioned_keys
 from fedmpdd.simulation.config import RunConfig
 
 _CLIENTS, _BATCH, _DROPOUT, _KEYS, _INIT, _NOISE = range(6)  # streams that never meet
@@ -31,7 +31,7 @@ def sample_clients(config: RunConfig, round_number: int) -> NDArray[np.int64]:
 def sample_batch(config: RunConfig, round_number: int, client: int, examples: NDArray[np.int64]) -> NDArray[np.int64]:
     """Indices [local_steps, batch] of a client's minibatches of a round."""
     rng = _rng(config, _BATCH, round_number, client)
-    return np.stack([rng.choice(examples, config.batch, replace=False) for _ in range(config.local_steps)])
+    return np.array([rng.choice(examples, config.batch, replace=False) for _ in range(config.local_steps)])
 
 
 def survivors(config: RunConfig, round_number: int) -> NDArray[np.bool_]:
@@ -49,7 +49,7 @@ def round_keys(config: RunConfig, round_number: int, clients: NDArray[np.int64])
         return [Key(round_seed)] * len(clients)
     if config.codec.keys == "partitioned":
         return partitioned_keys(round_seed, len(clients))
-    return [check_key(derive_seed(session, round_number, int(client))) for client in clients]
+    return [Key(derive_seed(session, round_number, client)) for client in clients.tolist()]
 
 
 def noise_sources(config: RunConfig, round_number: int, clients: NDArray[np.int64]) -> list[np.random.Generator]:
