@@ -14,15 +14,15 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from fedmpdd.errors import CodecError, ConfigError, GradientError, InputError
-from fedmpdd.runs.folders import Run, read_metrics, write_json, write_text
+from fedmpdd.documents import write_json, write_text
+from fedmpdd.errors import ConfigError, InputError
+from fedmpdd.runs.history import History, Round
 from fedmpdd.simulation.config import RunConfig, apply_overrides, parse_config
-from fedmpdd.simulation.engine import RoundMetrics
 from fedmpdd_paper.jobs import executor, first_seed_then_others
-from fedmpdd_paper.reading import summarise
+from fedmpdd_paper.summaries import over_seeds
 from fedmpdd_paper.table_text import short_bytes, three_digits
 from fedmpdd_paper.tables import SEEDS
-from fedmpdd_paper.trainings import DONE, OnRound, Place, StoppedError, check_config, check_rounds, open_run
+from fedmpdd_paper.trainings import DONE, OnRound, Workspace, complete, read_training
 
 _FOLDER = "studies"
 
@@ -53,26 +53,13 @@ class Study:
 
 
 @dataclass(frozen=True)
-class Price:
-    """What an accuracy took: rounds, and bytes of whole messages, all clients together."""
-
-    rounds: int
-    up: int
-    down: int
-
-
-@dataclass(frozen=True)
 class VariantRun:
-    """One training: the price of every target, None where it was not reached."""
+    """One training, and the round at which it reached each target; None where it did not."""
 
     seed: int
     lr: float
-    rounds: int
-    final_accuracy: float | None
-    up: int
-    down: int
-    prices: tuple[Price | None, ...]
-    diverged: bool = False
+    history: History
+    reached: tuple[Round | None, ...]
 
 
 def study_names() -> list[str]:
@@ -105,7 +92,7 @@ def run_variant(
     variant: Variant,
     seed: int,
     lr: float,
-    place: Place,
+    workspace: Workspace,
     *,
     to_beat: int | None = None,
     on_round: OnRound | None = None,
@@ -115,43 +102,25 @@ def run_variant(
 
     to_beat: stop after so many rounds; another step size got there by then.
     """
-    folder = folder_of(study, variant, seed, lr, place.out)
     config = study.config(variant, seed, lr)
-    if (folder / DONE).is_file():
-        check_config(folder, config)
-        return read_variant(study, variant, seed, lr, place.out)
-    run = open_run(folder, config, place)
-    last = min(run.config.rounds, to_beat or run.config.rounds)
-    why: str | None = None
+    last = min(config.rounds, to_beat or config.rounds)
 
-    def ends(metrics: RoundMetrics) -> bool:
-        nonlocal why
-        lost = metrics.clients and (metrics.loss is None or not math.isfinite(metrics.loss))
-        if lost or metrics.round + 1 >= last:
-            why = "diverged" if lost else ""
-        elif metrics.accuracy is not None and metrics.accuracy >= max(study.targets, default=math.inf):
-            why = ""
-        return why is not None
+    def reason_of(history: History) -> str | None:
+        if history.diverged:
+            return "diverged"
+        is_there = bool(study.targets) and history.first_at(max(study.targets)) is not None
+        return "" if is_there or history.last.rounds >= last else None
 
-    def show(metrics: RoundMetrics, _: Run) -> None:
-        if on_round is not None:
-            on_round(f"{study.name}, {variant.name}, lr {lr:g}, seed {seed}", metrics.round + 1, last, metrics.accuracy)
-
-    if run.last is None or not ends(run.last):  # else it was killed when it was over
-        try:
-            run.train(show, until=ends, stopped=stopped)
-        except (GradientError, CodecError) as error:
-            why = str(error)
-        if why is None:
-            raise StoppedError(f"{study.name}, {variant.name}")
-    write_text(folder / DONE, why or "")
-    return read_variant(study, variant, seed, lr, place.out)
+    folder = folder_of(study, variant, seed, lr, workspace.out)
+    name = f"{study.name}, {variant.name}, lr {lr:g}, seed {seed}"
+    complete(folder, config, name, workspace, reason_of, on_round, stopped)
+    return read_variant(study, variant, seed, lr, workspace.out)
 
 
 def choose_variant_lr(
     study: Study,
     variant: Variant,
-    place: Place,
+    workspace: Workspace,
     *,
     on_round: OnRound | None = None,
     stopped: Callable[[], bool] = lambda: False,
@@ -159,18 +128,20 @@ def choose_variant_lr(
     """Run the first seed with every step size, and return the best: fewest rounds to the hardest target reached."""
     best: VariantRun | None = None
     for lr in variant.lrs:
-        hardest = best.prices[-1] if best is not None and best.prices else None
+        hardest = best.reached[-1] if best is not None and best.reached else None
         to_beat = None if hardest is None else hardest.rounds
-        found = run_variant(study, variant, SEEDS[0], lr, place, to_beat=to_beat, on_round=on_round, stopped=stopped)
-        best = found if best is None or _rank(found) < _rank(best) else best
+        tried = run_variant(
+            study, variant, SEEDS[0], lr, workspace, to_beat=to_beat, on_round=on_round, stopped=stopped
+        )
+        best = tried if best is None or _rank(tried) < _rank(best) else best
     assert best is not None
     return best
 
 
 def _rank(run: VariantRun) -> tuple[float, ...]:
     return (
-        *(math.inf if price is None else price.rounds for price in reversed(run.prices)),
-        1.0 if run.diverged else -(run.final_accuracy or 0),
+        *(math.inf if entry is None else entry.rounds for entry in reversed(run.reached)),
+        1.0 if run.history.diverged else -(run.history.final_accuracy or 0),
     )
 
 
@@ -181,22 +152,9 @@ def folder_of(study: Study, variant: Variant, seed: int, lr: float, out: Path) -
 
 
 def read_variant(study: Study, variant: Variant, seed: int, lr: float, out: Path) -> VariantRun:
-    """Read a training's metrics."""
-    up = down = rounds = 0
-    final: float | None = None
-    prices: list[Price | None] = [None] * len(study.targets)
-    for row in read_metrics(folder_of(study, variant, seed, lr, out)):
-        rounds, up, down = row["round"] + 1, up + row["uplink_bytes"], down + row["downlink_bytes"]
-        if row["accuracy"] is None:
-            continue
-        final = row["accuracy"]
-        for i, target in enumerate(study.targets):
-            if prices[i] is None and final >= target:
-                prices[i] = Price(rounds, up, down)
-    folder = folder_of(study, variant, seed, lr, out)
-    check_rounds(folder, rounds)
-    why = (folder / DONE).read_text(encoding="utf-8") if (folder / DONE).is_file() else ""
-    return VariantRun(seed, lr, rounds, final, up, down, tuple(prices), why != "")
+    """Read what there is of a training."""
+    history = read_training(folder_of(study, variant, seed, lr, out))
+    return VariantRun(seed, lr, history, tuple(history.first_at(target) for target in study.targets))
 
 
 def variant_lr_that_won(study: Study, variant: Variant, out: Path) -> float | None:
@@ -207,16 +165,16 @@ def variant_lr_that_won(study: Study, variant: Variant, out: Path) -> float | No
 
 
 def reproduce_study(
-    study: Study, place: Place, *, seeds: int = len(SEEDS), jobs: int = 1, on_round: OnRound | None = None
+    study: Study, workspace: Workspace, *, seeds: int = len(SEEDS), jobs: int = 1, on_round: OnRound | None = None
 ) -> dict[str, Any]:
     """Run what is missing of a study, write its results, and return them."""
     with executor(jobs, on_round) as (pool, options):
 
         def first(i: int) -> Future[VariantRun]:
-            return pool.submit(choose_variant_lr, study, study.variants[i], place, **options)
+            return pool.submit(choose_variant_lr, study, study.variants[i], workspace, **options)
 
         def later(i: int, seed: int, chosen: VariantRun) -> Future[VariantRun]:
-            return pool.submit(run_variant, study, study.variants[i], seed, chosen.lr, place, **options)
+            return pool.submit(run_variant, study, study.variants[i], seed, chosen.lr, workspace, **options)
 
         runs = first_seed_then_others(len(study.variants), SEEDS[:seeds], first, later)
     results = {
@@ -225,32 +183,33 @@ def reproduce_study(
         "targets": list(study.targets),
         "rows": [_row(study, variant, own) for variant, own in zip(study.variants, runs, strict=True)],
     }
-    write_json(place.out / study.name / "results.json", results)
-    write_text(place.out / study.name / "table.md", study_text(results))
+    write_json(workspace.out / study.name / "results.json", results)
+    write_text(workspace.out / study.name / "table.md", study_text(results))
     return results
 
 
 def _row(study: Study, variant: Variant, runs: Sequence[VariantRun]) -> dict[str, Any]:
-    def over_seeds(i: int, value: Callable[[Price], float]) -> dict[str, Any]:
-        prices = [run.prices[i] for run in runs]
-        return summarise([None if price is None else value(price) for price in prices]).__dict__
+    def to_target(i: int, value: Callable[[Round], float]) -> dict[str, Any]:
+        entries = [run.reached[i] for run in runs]
+        return over_seeds([None if entry is None else value(entry) for entry in entries])
 
+    ends = [run.history.last for run in runs]
     return {
         "variant": variant.name,
         "changes": list(variant.changes),
         "lr": runs[0].lr,
-        "diverged": sum(run.diverged for run in runs),
-        **{
-            name: summarise([getattr(run, name) for run in runs]).__dict__
-            for name in ("final_accuracy", "rounds", "up", "down")
-        },
+        "diverged": sum(run.history.diverged for run in runs),
+        "final_accuracy": over_seeds([run.history.final_accuracy for run in runs]),
+        "rounds": over_seeds([entry.rounds for entry in ends]),
+        "up": over_seeds([entry.uplink_bytes for entry in ends]),
+        "down": over_seeds([entry.downlink_bytes for entry in ends]),
         "to": [
             {
                 "target": target,
-                "rounds": over_seeds(i, lambda price: price.rounds),
-                "up": over_seeds(i, lambda price: price.up),
-                "down": over_seeds(i, lambda price: price.down),
-                "both": over_seeds(i, lambda price: price.up + price.down),
+                "rounds": to_target(i, lambda entry: entry.rounds),
+                "up": to_target(i, lambda entry: entry.uplink_bytes),
+                "down": to_target(i, lambda entry: entry.downlink_bytes),
+                "both": to_target(i, lambda entry: entry.uplink_bytes + entry.downlink_bytes),
             }
             for i, target in enumerate(study.targets)
         ],

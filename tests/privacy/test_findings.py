@@ -34,6 +34,7 @@ def cell(ssim: list[float], truth: list[float], labels: Any) -> dict[str, Any]:
         "labels": labels,
         "linkage": np.array(0.25),
         "seconds": np.array(3.0),
+        "history": np.array([[0, 0.1], [5, 0.2]]),
     }
 
 
@@ -48,6 +49,7 @@ def test_a_row_is_the_median_over_images(audit: Audit, scene: Scene) -> None:
     assert (row.ssim, row.control_ssim, row.class_mean_ssim) == (0.3, 0.95, 0.35)
     assert row.mse == pytest.approx(0.1)
     assert row.psnr == 11.0
+    assert row.history == [[0, 0.1], [5, 0.2]]
     assert row.labels_found == pytest.approx(2 / 3)
     assert row.truth_fits_better == pytest.approx(1 / 3)
     assert row.linkage == 0.25

@@ -21,7 +21,7 @@ def test_targets_and_budgets() -> None:
     full, bit = compare(CONFIG, ["mpdd:m=400", "mpdd:m=400:bits=1"], target=target, budget=budget)
     assert full.rounds == bit.rounds == 40
     for row in (full, bit):
-        reached = next((rounds, sent) for rounds, sent, accuracy in row.history if accuracy >= target)
+        reached = next((rounds, sent) for rounds, sent, accuracy in row.history if (accuracy or 0) >= target)
         assert (row.rounds_to_target, row.bytes_to_target) == reached
         assert row.uplink_bytes == row.history[-1][1]
         assert row.final_accuracy == row.history[-1][2]

@@ -9,7 +9,6 @@
 A cell that is there is not attacked again, so that an audit that was stopped goes on where it was.
 """
 
-import re
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
@@ -23,14 +22,17 @@ from pydantic import ValidationError
 
 from fedmpdd.documents import read_json
 from fedmpdd.errors import RunError
+from fedmpdd.pages.audits import CELLS as CELLS
+from fedmpdd.pages.audits import CONFIG, file_name
+from fedmpdd.pages.audits import RESULTS as RESULTS
 from fedmpdd.privacy.cells import make_cell
 from fedmpdd.privacy.config import Audit
 from fedmpdd.privacy.findings import Cells, Section, codec_summary, row_of
-from fedmpdd.privacy.page import picture, write_page
+from fedmpdd.privacy.page import write_page, write_picture
 from fedmpdd.privacy.scene import Scene, set_scene
 from fedmpdd.runs.folders import FolderLock, write_json
 
-CONFIG, RESULTS, CELLS, PAGE = "config.json", "results.json", "cells", "index.html"
+PAGE = "index.html"
 METERED_SETTINGS = ("clients", "clients_per_round", "participation", "rounds", "partition")  # change no attack
 OnProgress = Callable[[str, float], None]  # the cell at work, and how much of the whole audit is done
 
@@ -69,9 +71,9 @@ def run_audit(
         "config": audit.model_dump(mode="json"),
     }
     write_json(folder / RESULTS, results)
-    write_page(folder / PAGE, results, sections)
     for section in sections:
-        (folder / f"{_file_name(section.audit.config.model)}.png").write_bytes(picture(section))
+        write_picture(folder, section)
+    write_page(folder / PAGE)
     del lock
     return results
 
@@ -119,7 +121,7 @@ def _cells_of(audit: Audit) -> list[tuple[str, str]]:
 
 
 def _cell_path(folder: Path, audit: Audit, text: str, attack: str) -> Path:
-    return folder / CELLS / f"{_file_name(audit.config.model)}-{_file_name(text)}-{attack}.npz"
+    return folder / CELLS / f"{file_name(audit.config.model)}-{file_name(text)}-{attack}.npz"
 
 
 def _section(audit: Audit, scene: Scene, folder: Path, progress: OnProgress) -> Section:
@@ -175,7 +177,3 @@ def _take(folder: Path, audit: Audit) -> FolderLock:
             raise RunError(f"{folder} holds an audit with other settings; choose another --out, or delete it")
     write_json(path, audit.model_dump(mode="json"))
     return lock
-
-
-def _file_name(text: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", text.lower())

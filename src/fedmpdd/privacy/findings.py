@@ -36,6 +36,7 @@ class Row:
     sentence: str
     ssim_each: list[float] = field(default_factory=list)
     seconds: float = 0.0
+    history: list[list[float]] = field(default_factory=list)  # iteration and median SSIM, for the page
 
     def as_dict(self) -> dict[str, Any]:
         """Return the row as it stands in the JSON document."""
@@ -83,6 +84,7 @@ def row_of(audit: Audit, scene: Scene, text: str, attack: str, cells: Cells, cla
         sentence=sentence(text, attack, found, *numbers),
         ssim_each=ssim,
         seconds=float(cell["seconds"]),
+        history=cell["history"].tolist(),
     )
 
 

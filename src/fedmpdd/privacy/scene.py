@@ -17,7 +17,8 @@ from fedmpdd.privacy.config import Audit
 from fedmpdd.privacy.meter import entropy_bound
 from fedmpdd.privacy.observation import Observation, Victim, observe
 from fedmpdd.privacy.priors import PublicImages
-from fedmpdd.runs.folders import CHECKPOINT, read_checkpoint, read_config
+from fedmpdd.runs.folders import CHECKPOINT, read_checkpoint
+from fedmpdd.runs.history import read_config
 from fedmpdd.simulation import sampling
 from fedmpdd.simulation.config import RunConfig
 from fedmpdd.tasks import models

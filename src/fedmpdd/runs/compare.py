@@ -2,14 +2,20 @@
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedmpdd.errors import ConfigError, InputError
+from fedmpdd.runs.driver import Callback, StopWhen, Training, at_target, progress, train
+from fedmpdd.runs.environment import environment
+from fedmpdd.runs.history import History, RunRecord
 from fedmpdd.simulation.config import RunConfig, apply_overrides, codec_overrides, parse_config
-from fedmpdd.simulation.engine import RoundMetrics, federation_of
+from fedmpdd.simulation.engine import Federation, federation_of
+from fedmpdd.simulation.replay import model_sha256
 from fedmpdd.tasks.data import load
+
+OnRound = Callable[[str, int, float | None, int, int], None]  # which codec, and what `progress` shows
 
 
 @dataclass(frozen=True)
@@ -24,12 +30,13 @@ class Comparison:
     rounds: int
     uplink_bytes: int
     seconds: float
-    history: tuple[tuple[int, int, float], ...] = ()  # (rounds, uplink bytes, accuracy) at each evaluation
-    error: str | None = None  # why it stopped early, if it did
+    history: tuple[tuple[int, int, float | None], ...]  # (rounds, uplink bytes, accuracy) at each evaluation
+    error: str | None  # why it stopped early, if it did
+    run: RunRecord  # for a report
 
     def as_dict(self) -> dict[str, Any]:
         """Return the row as it stands in the JSON document."""
-        return asdict(self)
+        return {name: value for name, value in vars(self).items() if name != "run"}
 
 
 def codec_config(config: RunConfig, text: str) -> RunConfig:
@@ -47,7 +54,7 @@ def compare(
     budget: int | None = None,
     stop_at_target: bool = False,
     data_dir: Path | None = None,
-    on_round: Callable[[str, RoundMetrics, int, int], None] | None = None,
+    on_round: OnRound | None = None,
 ) -> Iterator[Comparison]:
     """Train the federation of `config` once per codec."""
     if not codecs:
@@ -58,40 +65,40 @@ def compare(
     # All are built before the first one is trained: a codec that does not fit the model is refused now.
     federations = [(text, federation_of(codec_config(config, text), dataset)) for text in codecs]
     for text, federation in federations:
+        callbacks: list[Callback] = []
+        if on_round is not None:
+            callbacks.append(progress(lambda *shown, text=text: on_round(text, *shown)))
+        if stop_at_target and target is not None:
+            callbacks.append(StopWhen(at_target(target, budget)))
         start = time.perf_counter()
-        uplink, full = 0, 0
-        history: list[tuple[int, int, float]] = []
-        reached: tuple[int, int] | None = None
-        at_budget: float | None = None
-        trouble: str | None = None
-        while federation.next_round < federation.config.rounds:
-            try:
-                metrics = federation.run_round()
-            except InputError as error:  # it diverged, say: the others still count
-                trouble = str(error)
-                break
-            uplink += metrics.uplink_bytes
-            full += metrics.clients * 4 * federation.model.d
-            if metrics.accuracy is not None:
-                rounds = federation.next_round
-                history.append((rounds, uplink, metrics.accuracy))
-                if target is not None and reached is None and metrics.accuracy >= target:
-                    reached = (rounds, uplink)
-                if budget is not None and uplink <= budget:
-                    at_budget = metrics.accuracy
-            if on_round is not None:
-                on_round(text, metrics, uplink, full)
-            if stop_at_target and reached is not None and (budget is None or uplink > budget):
-                break
+        history, error = _trained(federation, callbacks)
+        seconds = time.perf_counter() - start
+        last = history.last
+        summary = {
+            "rounds": last.rounds,
+            "uplink_bytes": last.uplink_bytes,
+            "model_sha256": model_sha256(federation.flat),
+        }
+        reached = None if target is None else history.first_at(target)
         yield Comparison(
             codec=text,
-            bytes_to_target=reached[1] if reached else None,
-            rounds_to_target=reached[0] if reached else None,
-            accuracy_at_budget=at_budget,
-            final_accuracy=history[-1][2] if history else None,
-            rounds=federation.next_round,
-            uplink_bytes=uplink,
-            seconds=time.perf_counter() - start,
-            history=tuple(history),
-            error=trouble,
+            bytes_to_target=reached.uplink_bytes if reached else None,
+            rounds_to_target=reached.rounds if reached else None,
+            accuracy_at_budget=None if budget is None else history.accuracy_at(budget),
+            final_accuracy=history.final_accuracy,
+            rounds=last.rounds,
+            uplink_bytes=last.uplink_bytes,
+            seconds=seconds,
+            history=tuple((entry.rounds, entry.uplink_bytes, entry.accuracy) for entry in history.evaluations),
+            error=error,
+            run=RunRecord(Path(text), federation.config, history, ({"from_round": 0, **environment()},), summary),
         )
+
+
+def _trained(federation: Federation, callbacks: list[Callback]) -> tuple[History, str | None]:
+    """The history of a federation, and the error that ended it if one did: the other codecs still count."""
+    training = Training(federation)
+    try:
+        return train(training, callbacks), None
+    except InputError as error:
+        return training.history, str(error)
