@@ -89,7 +89,7 @@ def train(
     table = training.table
 
     def reason_of(history: History) -> str | None:
-        is_spent = history.last.payload_bytes >= table.budget or history.last.rounds >= table.round_cap
+        is_spent = history.has_spent(table.budget, "payload_bytes", table.round_cap)
         if history.diverged or (is_spent and history.first_at(table.second_target) is not None):
             return ""
         if to_beat is not None and history.last.rounds >= to_beat and history.first_at(table.target) is None:

@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 
 from fedmpdd.errors import InputError
+from fedmpdd.pages.words import share
 from fedmpdd.privacy.config import AuditConfig
+from fedmpdd.report import Goals, collect
+from fedmpdd.report.numbers import rows_of, tasks_of
 from fedmpdd.simulation.config import parse_config
 from fedmpdd_paper.reproduce import choose_methods, reproduce
 from fedmpdd_paper.table_text import markdown
@@ -104,6 +107,28 @@ def test_what_cannot_spend_the_budget_ends_when_fedmpdd_has_spent_it(tmp_path: P
     table = replace(table, methods=(fedmpdd, table.methods[1]))
     runs = [row["runs"][0] for row in reproduce(table, Workspace(tmp_path, "cpu"), seeds=1)["rows"]]
     assert [run["rounds"] for run in runs] == [13, 13]
+
+
+def test_the_page_says_the_same_accuracy_at_the_budget_as_the_table(tmp_path: Path) -> None:
+    """A run that goes on for its second target has later evaluations within the budget: the table reads none of them.
+
+    Pages once did, and were made without a budget so that nobody saw it.
+    """
+    fedmpdd = Method("FedMPDD(m=1000)", "mpdd:m=1000", None)
+    table = replace(small_table(), lrs=(0.05,), budget=10 * 4 * 1000 * 13)
+    table = replace(table, methods=(fedmpdd, table.methods[1]))
+    _, ours = reproduce(table, Workspace(tmp_path, "cpu"), seeds=2)["rows"]
+    assert [run["rounds"] for run in ours["runs"]] == [24, 24]
+    (task,) = tasks_of(collect([tmp_path]).runs)
+    rows = rows_of(task, Goals((), (table.budget,), table.round_cap))
+    (row,) = (row for row in rows if row.codec == ours["codec"])
+    at_budget = row.at_budget[0].accuracy_by_payload
+    assert at_budget is not None
+    assert row.final_accuracy is not None
+    assert at_budget.mean == ours["ours"]["accuracy_at_budget"]["mean"] != row.final_accuracy.mean
+    page = (tmp_path / "small" / "report.html").read_text(encoding="utf-8")
+    assert "but none after round 13" in page
+    assert f">{share(at_budget)}<" in page
 
 
 def test_a_short_search_chooses_the_step_size(tmp_path: Path) -> None:

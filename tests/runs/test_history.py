@@ -55,6 +55,13 @@ def test_accuracy_at_a_budget_is_that_of_the_last_evaluation_it_allows() -> None
     assert history.accuracy_at(10**9, round_cap=5) == 0.62
 
 
+def test_a_budget_is_spent_once_no_later_evaluation_can_count() -> None:
+    history = history_of({2: 0.3, 4: 0.62}, rounds=4)
+    assert [history.has_spent(budget) for budget in (399, 400, 401)] == [True, True, False]
+    assert history.has_spent(321, "payload_bytes", round_cap=4)
+    assert not history.has_spent(321, "payload_bytes", round_cap=5)
+
+
 def test_it_fell_back_if_it_ended_below_a_target_that_it_had_reached_or_diverged() -> None:
     history = history_of({2: 0.7, 4: 0.55})
     assert history.fell_back(0.6)

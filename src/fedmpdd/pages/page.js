@@ -105,8 +105,9 @@
         line: { ...trace.line, color: colourOf(colour, themeName) }, marker: { color: colourOf(colour, themeName) },
       })),
       {
-        ...common(themeName), shapes: marks.map((mark) => mark[0]), annotations: marks.map((mark) => mark[1]),
-        showlegend: true, legend: { orientation: "h", y: -0.25, yanchor: "top" },
+        ...common(themeName), shapes: marks.map((mark) => mark[0]),
+        annotations: marks.map((mark) => ({ ...mark[1], bgcolor: themeName === "dark" ? "#14171bcc" : "#ffffffcc" })),
+        showlegend: true, legend: { orientation: "h", yref: "container", y: 0, yanchor: "bottom" },
         xaxis: { ...axisStyle(themeName), ...x }, yaxis: { ...axisStyle(themeName), ...y },
       },
     ];

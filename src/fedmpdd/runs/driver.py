@@ -17,7 +17,7 @@ from typing import Any
 
 from fedmpdd.documents import write_json
 from fedmpdd.errors import CodecError, GradientError, MissingDependencyError
-from fedmpdd.runs.history import Count, History
+from fedmpdd.runs.history import History
 from fedmpdd.simulation.engine import Federation, RoundMetrics
 from fedmpdd.simulation.journal import Journal, Record
 from fedmpdd.simulation.replay import model_sha256
@@ -165,11 +165,11 @@ class StopWhen(Callback):
         training.is_over = training.is_over or self.reason is not None
 
 
-def at_target(target: float, budget: int | None = None, count: Count = "uplink_bytes") -> ReasonOf:
-    """Return the reason to stop at an accuracy, and where there is a budget not before more than that is spent."""
+def at_target(target: float, budget: int | None = None) -> ReasonOf:
+    """Return the reason to stop at an accuracy, where there is a budget of uplink bytes not before it is spent."""
 
     def reason_of(history: History) -> str | None:
-        is_spent = budget is None or getattr(history.last, count) > budget
+        is_spent = budget is None or history.has_spent(budget)
         return "the target is reached" if is_spent and history.first_at(target) is not None else None
 
     return reason_of

@@ -98,6 +98,10 @@ class History:
         ]
         return within[-1] if within else None
 
+    def has_spent(self, budget: int, count: Count = "uplink_bytes", round_cap: int | None = None) -> bool:
+        """Return whether no later evaluation counts for `accuracy_at`."""
+        return getattr(self.last, count) >= budget or (round_cap is not None and self.last.rounds >= round_cap)
+
     def fell_back(self, target: float) -> bool:
         """Return whether it diverged, or ended below a target that it had reached."""
         return self.diverged or (self.first_at(target) is not None and (self.final_accuracy or 0.0) < target)

@@ -24,7 +24,10 @@ def convergence_page(curves: Sequence[Curve]) -> str:
                 style = {"mode": "lines+markers", "line": {"dash": dash}, "colour": names.index(curve.name)}
                 points = {"x": list(curve.rounds), "y": list(values)}
                 traces.append({"type": "scatter", "name": f"{curve.name}: {what}", **points, **style})
-        axes = {"x": {"type": "log", "title": {"text": "rounds K"}}, "y": {"type": "log", "title": {"text": "‖∇f‖²/d"}}}
+        axes = {
+            "x": {"type": "log", "title": {"text": "rounds K"}},
+            "y": {"type": "log", "title": {"text": "‖∇f‖²/d"}, "dtick": 1, "exponentformat": "power"},
+        }
         figures.append(figure(f"{clients} client{'s' if clients > 1 else ''}", traces, **axes))
     return render(
         "fedmpdd.pages:figures.html.jinja", title="Convergence", kicker="fedmpdd verify", lead=LEAD, shown=figures
