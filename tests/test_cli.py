@@ -13,7 +13,8 @@ from safetensors import safe_open
 
 import fedmpdd
 from fedmpdd.cli import main
-from fedmpdd.runs.folders import CHECKPOINT, METRICS
+from fedmpdd.runs.folders import CHECKPOINT
+from fedmpdd.runs.history import METRICS
 from fedmpdd.simulation.journal import JournalReader
 from tests.report.made_up import make_run, make_runs
 

@@ -32,7 +32,7 @@ def test_figures_and_data_stand_in_the_page_and_nothing_in_them_is_markup() -> N
 def test_a_page_is_written_whole_or_refused(tmp_path: Path) -> None:
     write_page(tmp_path / "page.html", "text")
     assert (tmp_path / "page.html").read_text(encoding="utf-8") == "text"
-    with pytest.raises(RunError, match="--plot .* cannot be written"):
+    with pytest.raises(RunError, match=r"--plot .* cannot be written"):
         write_page(tmp_path / "missing" / "page.html", "text", "--plot")
 
 
@@ -40,5 +40,5 @@ def test_what_would_stop_a_page_is_said_before_it_is_made(tmp_path: Path) -> Non
     check_page(tmp_path / "page.html")
     with pytest.raises(InputError, match="is a folder"):
         check_page(tmp_path)
-    with pytest.raises(InputError, match="--plot .*its folder does not exist"):
+    with pytest.raises(InputError, match=r"--plot .*its folder does not exist"):
         check_page(tmp_path / "missing" / "page.html", "--plot")

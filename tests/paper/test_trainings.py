@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from fedmpdd.errors import CodecError, RunError
-from fedmpdd.runs.folders import METRICS, SUMMARY, Run
+from fedmpdd.runs.folders import Run
+from fedmpdd.runs.history import METRICS, SUMMARY
 from fedmpdd.simulation.engine import Federation
 from fedmpdd_paper.tables import Table
 from fedmpdd_paper.trainings import BEATEN, DONE, Training, Workspace, choose_lr, train

@@ -20,7 +20,7 @@ from zipfile import BadZipFile
 import numpy as np
 from pydantic import ValidationError
 
-from fedmpdd.documents import read_json
+from fedmpdd.documents import read_json, write_json
 from fedmpdd.errors import RunError
 from fedmpdd.pages.audits import CELLS as CELLS
 from fedmpdd.pages.audits import CONFIG, file_name
@@ -30,7 +30,7 @@ from fedmpdd.privacy.config import Audit
 from fedmpdd.privacy.findings import Cells, Section, codec_summary, row_of
 from fedmpdd.privacy.page import write_page, write_picture
 from fedmpdd.privacy.scene import Scene, set_scene
-from fedmpdd.runs.folders import FolderLock, write_json
+from fedmpdd.runs.folders import FolderLock
 
 PAGE = "index.html"
 METERED_SETTINGS = ("clients", "clients_per_round", "participation", "rounds", "partition")  # change no attack

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmpdd.documents import write_atomically
 from fedmpdd.privacy import metrics
 from fedmpdd.privacy.attacks import ATTACKS, Reconstruction, Setting
 from fedmpdd.privacy.config import Audit
 from fedmpdd.privacy.linkage import linkage
 from fedmpdd.privacy.scene import Float32, Scene, observations_of
-from fedmpdd.runs.folders import write_atomically
 from fedmpdd.simulation.devices import reproducible_arithmetic
 
 

@@ -22,29 +22,11 @@ from typing import Any
 
 import torch
 
-from fedmpdd.documents import parse_json, sync_folder
-from fedmpdd.documents import write_atomically as write_atomically  # others import these from here
-from fedmpdd.documents import write_json as write_json
-from fedmpdd.documents import write_text as write_text
+from fedmpdd.documents import parse_json, sync_folder, write_json, write_text
 from fedmpdd.errors import ConfigError, DocumentError, JournalError, RunError
-from fedmpdd.runs.driver import (
-    AfterRound,
-    Callback,
-    Checkpoints,
-    Interruption,
-    JournalFile,
-    MetricsFile,
-    PauseWhen,
-    SummaryFile,
-    Training,
-    train,
-)
+from fedmpdd.runs import driver
 from fedmpdd.runs.environment import differences, environment
-from fedmpdd.runs.history import CONFIG as CONFIG
-from fedmpdd.runs.history import ENVIRONMENT, History, problem_of, read_starts
-from fedmpdd.runs.history import METRICS as METRICS
-from fedmpdd.runs.history import SUMMARY as SUMMARY
-from fedmpdd.runs.history import read_config as read_config
+from fedmpdd.runs.history import CONFIG, ENVIRONMENT, METRICS, SUMMARY, History, problem_of, read_config, read_starts
 from fedmpdd.runs.history import read_metrics as read_metrics
 from fedmpdd.server import checkpoints
 from fedmpdd.simulation.config import RunConfig, parse_config
@@ -211,7 +193,7 @@ class Run:
         self,
         on_round: OnRound | None = None,
         *,
-        callbacks: Sequence[Callback] = (),
+        callbacks: Sequence[driver.Callback] = (),
         stopped: Callable[[], bool] | None = None,
     ) -> dict[str, Any]:
         """Run the rounds that are left, or until a callback ends it, and return the summary.
@@ -220,18 +202,18 @@ class Run:
         every round. The summary is written when the run is over: not if it was stopped, but if it diverged.
         """
         self._note_environment()
-        lines, interruption = MetricsFile(self.folder / METRICS), Interruption()
-        files: list[Callback] = [
+        lines, interruption = driver.MetricsFile(self.folder / METRICS), driver.Interruption()
+        files: list[driver.Callback] = [
             lines,
-            Checkpoints(self._checkpoint, self.config.checkpoint_every, lines),
-            SummaryFile(self.folder / SUMMARY, self.summary),
+            driver.Checkpoints(self._checkpoint, self.config.checkpoint_every, lines),
+            driver.SummaryFile(self.folder / SUMMARY, self.summary),
         ]
         if self._journal is not None:
-            files.insert(0, JournalFile(self._journal))  # before anybody hears of the round
+            files.insert(0, driver.JournalFile(self._journal))  # before anybody hears of the round
         if on_round is not None:
-            files.append(AfterRound(lambda _, metrics: on_round(metrics, self)))
-        pauses = [interruption] if stopped is None else [PauseWhen(stopped), interruption]
-        train(Training(self.federation, self.history), [*files, *callbacks, *pauses])
+            files.append(driver.AfterRound(lambda _, metrics: on_round(metrics, self)))
+        pauses = [interruption] if stopped is None else [driver.PauseWhen(stopped), interruption]
+        driver.train(driver.Training(self.federation, self.history), [*files, *callbacks, *pauses])
         if interruption.heard:
             raise KeyboardInterrupt
         return self.summary()
