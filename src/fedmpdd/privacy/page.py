@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 from fedmpdd.documents import write_atomically
 from fedmpdd.pages import builder
 from fedmpdd.pages.audits import SHOWN, context_of, file_name, read_audit
-from fedmpdd.privacy.findings import Section
+from fedmpdd.privacy.rows import Section
 
 
 def write_picture(folder: Path, section: Section) -> None:
     """Write MODEL.png: the private images on top, then a line per row of the results."""
-    lines = [section.scene.images] + [section.cells[row.codec, row.attack]["images"] for row in section.rows]
+    lines = [section.case.images] + [section.results[row.codec, row.attack]["images"] for row in section.rows]
     flat = [line.reshape(-1, *line.shape[2:])[:SHOWN] for line in lines]
     padded = [np.pad(line, ((0, 0), (0, 0), (1, 1), (1, 1)), constant_values=0.5) for line in flat]
     picture = _png_of(np.concatenate([np.concatenate(list(line), axis=2) for line in padded], axis=1))
