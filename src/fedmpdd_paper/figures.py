@@ -36,10 +36,10 @@ def load_figure(name: str) -> tuple[Audit, tuple[int, ...]]:
         raise InputError(f"figure {name!r} is unknown: expected one of {', '.join(figure_names())}")
     text = (files("fedmpdd_paper") / "figures" / f"{name}.toml").read_text(encoding="utf-8")
     values = tomllib.loads(text)
-    own, stages = values.pop("audit"), tuple(values.pop("stages", ()))
+    asked, stages = values.pop("audit"), tuple(values.pop("stages", ()))
     if stages:
         values["rounds"] = max(stages)
-    return Audit(config=parse_config(values), audit=AuditConfig.model_validate(own)), stages
+    return Audit(config=parse_config(values), audit=AuditConfig.model_validate(asked)), stages
 
 
 def reproduce_figure(
@@ -54,25 +54,25 @@ def reproduce_figure(
     audit, stages = load_figure(name)
     folder = workspace.out / name
     if not stages:
-        found = run_audit(audit, folder, workspace.data_dir, on_attack, jobs)
-        results = {"figure": name, "rows": [_short(row) for row in found["rows"]]}
+        attacks = run_audit(audit, folder, workspace.data_dir, on_attack, jobs)
+        results = {"figure": name, "rows": [_short(row) for row in attacks["rows"]]}
         write_text(folder / TABLE, figure_text(results))
         return results
     training = folder / "training"
     rows = []
     for number, stage in enumerate(sorted(stages)):
 
-        def share(part: str, own: float, number: int = number) -> None:
+        def share(part: str, done: float, number: int = number) -> None:
             if on_attack is not None:
-                on_attack(part, (number + own) / len(stages))
+                on_attack(part, (number + done) / len(stages))
 
         after = folder / f"round-{stage}"
-        own = audit.audit.model_copy(update={"run": str(training) if stage > 0 else None})
-        staged = audit.model_copy(update={"audit": own})
+        asked = audit.audit.model_copy(update={"run": str(training) if stage > 0 else None})
+        staged = audit.model_copy(update={"audit": asked})
         if not is_attacked(staged, after) and stage > 0:
             _train_until(stage, audit, training, name, workspace, on_round)
-        found = run_audit(staged, after, workspace.data_dir, share, jobs)
-        rows += [{"round": stage, **_short(row)} for row in found["rows"]]
+        attacks = run_audit(staged, after, workspace.data_dir, share, jobs)
+        rows += [{"round": stage, **_short(row)} for row in attacks["rows"]]
     results = {"figure": name, "rows": rows}
     write_json(folder / RESULTS, results)
     write_text(folder / TABLE, figure_text(results))
@@ -83,7 +83,7 @@ def figure_is_done(name: str, workspace: Workspace) -> bool:
     """Return whether all attacks of a figure were made."""
     audit, stages = load_figure(name)
     folder = workspace.out / name
-    return all(is_attacked(audit, own) for own in ([folder / f"round-{stage}" for stage in stages] or [folder]))
+    return all(is_attacked(audit, each) for each in ([folder / f"round-{stage}" for stage in stages] or [folder]))
 
 
 def _train_until(

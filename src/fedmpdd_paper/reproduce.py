@@ -139,8 +139,7 @@ def _add_audit(
 
 def _row(method: Method, runs: list[RunSummary]) -> dict[str, Any]:
     documents = [run.as_dict() for run in runs]
-    names = ["accuracy_at_budget", "bytes_to_target", "rounds_to_target", "bytes_to_harder", "rounds_to_harder"]
-    names += ["final_accuracy", "frames_to_target", "frames_to_harder"]
+    names = [name for name in documents[0] if name not in ("seed", "lr", "rounds", "diverged")]
     return {
         "method": method.name,
         "codec": method.codec,

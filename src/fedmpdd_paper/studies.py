@@ -4,7 +4,6 @@ OUT/STUDY/VARIANT/lr-LR-seed-SEED/   run folders; resumed if they are not done
 OUT/STUDY/results.json, table.md     what was read off them
 """
 
-import math
 import re
 import tomllib
 from collections.abc import Callable, Sequence
@@ -19,8 +18,8 @@ from fedmpdd.errors import ConfigError, InputError
 from fedmpdd.runs.history import History, Round
 from fedmpdd.simulation.config import RunConfig, apply_overrides, parse_config
 from fedmpdd_paper.jobs import executor, first_seed_then_others
-from fedmpdd_paper.summaries import over_seeds
-from fedmpdd_paper.table_text import short_bytes, three_digits
+from fedmpdd_paper.summaries import over_seeds, rank
+from fedmpdd_paper.table_text import share, short_bytes, three_digits
 from fedmpdd_paper.tables import SEEDS
 from fedmpdd_paper.trainings import DONE, OnRound, Workspace, complete, read_training
 
@@ -61,6 +60,11 @@ class VariantRun:
     history: History
     reached: tuple[Round | None, ...]
 
+    @property
+    def rank(self) -> tuple[float, ...]:
+        """Least is best."""
+        return rank(self.reached, self.history.final_accuracy, self.history.diverged)
+
 
 def study_names() -> list[str]:
     """Return the names of all studies."""
@@ -73,12 +77,12 @@ def load_study(name: str) -> Study:
     if name not in study_names():
         raise InputError(f"study {name!r} is unknown: expected one of {', '.join(study_names())}")
     values = tomllib.loads((files("fedmpdd_paper") / _FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
-    own = values.pop("study")
-    default = own.get("lrs", [values.pop("lr", 0.1)])
+    table = values.pop("study")
+    default = table.get("lrs", [values.pop("lr", 0.1)])
     variants = tuple(
-        Variant(each["name"], tuple(each.get("set", ())), tuple(each.get("lrs", default))) for each in own["variants"]
+        Variant(each["name"], tuple(each.get("set", ())), tuple(each.get("lrs", default))) for each in table["variants"]
     )
-    study = Study(name, own["title"], values, tuple(own["targets"]), variants)
+    study = Study(name, table["title"], values, tuple(table["targets"]), variants)
     for variant in variants:
         try:
             study.config(variant, SEEDS[0], variant.lrs[0])
@@ -133,16 +137,9 @@ def choose_variant_lr(
         tried = run_variant(
             study, variant, SEEDS[0], lr, workspace, to_beat=to_beat, on_round=on_round, stopped=stopped
         )
-        best = tried if best is None or _rank(tried) < _rank(best) else best
+        best = tried if best is None or tried.rank < best.rank else best
     assert best is not None
     return best
-
-
-def _rank(run: VariantRun) -> tuple[float, ...]:
-    return (
-        *(math.inf if entry is None else entry.rounds for entry in reversed(run.reached)),
-        1.0 if run.history.diverged else -(run.history.final_accuracy or 0),
-    )
 
 
 def folder_of(study: Study, variant: Variant, seed: int, lr: float, out: Path) -> Path:
@@ -161,7 +158,7 @@ def variant_lr_that_won(study: Study, variant: Variant, out: Path) -> float | No
     """Return the step size that `choose_variant_lr` chose, None if it has not tried all of them yet."""
     if not all((folder_of(study, variant, SEEDS[0], lr, out) / DONE).is_file() for lr in variant.lrs):
         return None
-    return min((read_variant(study, variant, SEEDS[0], lr, out) for lr in variant.lrs), key=_rank).lr
+    return min((read_variant(study, variant, SEEDS[0], lr, out) for lr in variant.lrs), key=lambda run: run.rank).lr
 
 
 def reproduce_study(
@@ -181,7 +178,7 @@ def reproduce_study(
         "study": study.name,
         "title": study.title,
         "targets": list(study.targets),
-        "rows": [_row(study, variant, own) for variant, own in zip(study.variants, runs, strict=True)],
+        "rows": [_row(study, variant, seeds_of) for variant, seeds_of in zip(study.variants, runs, strict=True)],
     }
     write_json(workspace.out / study.name / "results.json", results)
     write_text(workspace.out / study.name / "table.md", study_text(results))
@@ -229,33 +226,31 @@ def study_text(results: dict[str, Any]) -> str:
         first = results["rows"][0]["to"][i]["both"]
         base = first["mean"] if first["reached"] == first["runs"] else None
         for row in results["rows"]:
-            found = row["to"][i]
-            there = f"{found['rounds']['reached']} of {found['rounds']['runs']}"
+            price = row["to"][i]
+            there = f"{price['rounds']['reached']} of {price['rounds']['runs']}"
             if row.get("diverged"):
                 there += f", {row['diverged']} diverged"
-            if found["both"]["mean"] is None:
+            if price["both"]["mean"] is None:
                 accuracy = row["final_accuracy"]["mean"]
                 ended = "–" if accuracy is None else f"ended at {accuracy:.1%}"
                 lines.append(f"| {row['variant']} | {row['lr']:g} | {there} | {ended} | – | – | – | – |")
                 continue
-            sizes = " | ".join(short_bytes(found[part]["mean"]) for part in ("up", "down", "both"))
-            whole = found["rounds"]["reached"] == found["rounds"]["runs"] and base is not None
-            ratio = three_digits(base / found["both"]["mean"]) if whole else "–"
-            rounds = f"{found['rounds']['mean']:,.0f}"
-            if found["rounds"]["sd"] is not None:
-                rounds += f" ± {found['rounds']['sd']:,.0f}"
+            sizes = " | ".join(short_bytes(price[part]["mean"]) for part in ("up", "down", "both"))
+            whole = price["rounds"]["reached"] == price["rounds"]["runs"] and base is not None
+            ratio = three_digits(base / price["both"]["mean"]) if whole else "–"
+            rounds = f"{price['rounds']['mean']:,.0f}"
+            if price["rounds"]["sd"] is not None:
+                rounds += f" ± {price['rounds']['sd']:,.0f}"
             lines.append(f"| {row['variant']} | {row['lr']:g} | {there} | {rounds} | {sizes} | {ratio} |")
         lines.append("")
     if not results["targets"]:
         lines += ["| variant | lr | seeds | rounds | accuracy | up | down |", "| --- " * 7 + "|"]
         for row in results["rows"]:
-            found = row["final_accuracy"]
-            accuracy = "–" if found["mean"] is None else f"{found['mean']:.1%}"
-            if found["sd"] is not None:
-                accuracy += f" ± {100 * found['sd']:.1f}"
+            ended = row["final_accuracy"]
+            accuracy = share(ended)
             sizes = " | ".join(short_bytes(row[part]["mean"]) for part in ("up", "down"))
             lines.append(
-                f"| {row['variant']} | {row['lr']:g} | {found['runs']} | {row['rounds']['mean']:,.0f} | {accuracy} "
+                f"| {row['variant']} | {row['lr']:g} | {ended['runs']} | {row['rounds']['mean']:,.0f} | {accuracy} "
                 f"| {sizes} |"
             )
         lines.append("")

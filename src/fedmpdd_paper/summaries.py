@@ -38,6 +38,11 @@ class RunSummary:
             fell_back=history.fell_back(table.target),
         )
 
+    @property
+    def rank(self) -> tuple[float, ...]:
+        """The paper's rule, the best step size per algorithm: least is best."""
+        return rank((self.at_target,), self.final_accuracy, self.diverged)
+
     def as_dict(self) -> dict[str, Any]:
         """Return the summary as it stands in the JSON document."""
         reached = {"target": self.at_target, "harder": self.at_second_target}
@@ -54,13 +59,10 @@ class RunSummary:
         }
 
 
-def better(one: RunSummary, other: RunSummary) -> bool:
-    """The paper's rule, the best step size per algorithm: fewer rounds to the target, else the higher accuracy."""
-    rank_one, rank_other = (
-        (-(run.at_target.rounds if run.at_target else math.inf), -math.inf if run.diverged else run.final_accuracy or 0)
-        for run in (one, other)
-    )
-    return rank_one > rank_other
+def rank(reached: Sequence[Round | None], final_accuracy: float | None, diverged: bool) -> tuple[float, ...]:
+    """Return the place of a step size, least is best: fewer rounds to the hardest target, else the higher accuracy."""
+    rounds = [math.inf if entry is None else entry.rounds for entry in reversed(reached)]
+    return (*rounds, math.inf if diverged else -(final_accuracy or 0.0))
 
 
 def over_seeds(values: Sequence[float | None]) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def markdown(results: dict[str, Any]) -> str:
         lines[-1] += " --- | --- | --- |"
     for row in rows:
         ours, paper = row["ours"], row["paper"] or {}
-        accuracy = _share(ours["accuracy_at_budget"])
+        accuracy = share(ours["accuracy_at_budget"])
         if row.get("lost"):
             accuracy += f", {row['lost']} lost"
         if paper.get("acc_at_budget") is not None:
@@ -86,7 +86,7 @@ def _final_accuracies(results: dict[str, Any]) -> str:
     ]
     for row in results["rows"]:
         ours, printed = row["ours"], (row["paper"] or {}).get("final_accuracy")
-        accuracy = _share(ours["final_accuracy"]) + ("" if printed is None else f" ({printed} %)")
+        accuracy = share(ours["final_accuracy"]) + ("" if printed is None else f" ({printed} %)")
         used, rounds = _mean_bytes(ours["bytes_to_target"]), _number(ours["rounds_to_target"])
         lines.append(f"| {row['method']} | {row['lr']:g} | {accuracy} | {used} | {rounds} |")
     return "\n".join(lines) + "\n"
@@ -181,7 +181,8 @@ def _ratios(row: dict[str, Any], rows: list[dict[str, Any]], key: str) -> str:
     )
 
 
-def _share(value: dict[str, Any]) -> str:
+def share(value: dict[str, Any]) -> str:
+    """A mean of accuracies over seeds: 88.9% ± 0.3."""
     if value["mean"] is None:
         return "–"
     return f"{value['mean']:.1%}" + ("" if value["sd"] is None else f" ± {100 * value['sd']:.1f}")

@@ -7,7 +7,6 @@ the round in which FedMPDD has), or diverged, or used up its rounds.
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import reduce
 from pathlib import Path
 
 from fedmpdd.documents import write_text
@@ -16,7 +15,7 @@ from fedmpdd.runs.driver import Callback, ReasonOf, StopWhen, progress
 from fedmpdd.runs.folders import Run
 from fedmpdd.runs.history import CONFIG, History, read_config, read_history
 from fedmpdd.simulation.config import RunConfig
-from fedmpdd_paper.summaries import RunSummary, better
+from fedmpdd_paper.summaries import RunSummary
 from fedmpdd_paper.tables import SEEDS, Method, Table
 
 DONE = "done"  # a file that says why a run ended early, if it did
@@ -181,7 +180,7 @@ def choose_lr(
     for candidate in candidates(table, method):
         to_beat = best.at_target.rounds if best is not None and best.at_target is not None and not search else None
         tried = train(candidate, workspace, to_beat=to_beat, on_round=on_round, stopped=stopped)
-        best = tried if best is None or better(tried, best) else best
+        best = tried if best is None or tried.rank < best.rank else best
     assert best is not None
     if not search:
         return best
@@ -193,7 +192,7 @@ def lr_that_won(table: Table, method: Method, out: Path) -> float | None:
     tried = candidates(table, method)
     if not all(candidate.is_done(out) for candidate in tried):
         return None
-    return reduce(lambda best, run: run if better(run, best) else best, (each.read(out) for each in tried)).lr
+    return min((candidate.read(out) for candidate in tried), key=lambda run: run.rank).lr
 
 
 def candidates(table: Table, method: Method) -> list[Training]:

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from fedmpdd.runs.history import Round
-from fedmpdd_paper.summaries import RunSummary, better, over_seeds
+from fedmpdd_paper.summaries import RunSummary, over_seeds
 from fedmpdd_paper.tables import Table, load_table
 from tests.runs.test_history import history_of
 
@@ -42,10 +42,10 @@ def summary(rounds: int | None, accuracy: float, *, diverged: bool = False) -> R
 
 
 def test_the_best_step_size_is_that_with_the_fewest_rounds() -> None:
-    assert better(summary(100, 0.6), summary(200, 0.9))
-    assert better(summary(None, 0.5), summary(None, 0.4))
-    assert better(summary(300, 0.6), summary(None, 0.59))
-    assert better(summary(None, 0.1), summary(None, 0.5, diverged=True))
+    assert summary(100, 0.6).rank < summary(200, 0.9).rank
+    assert summary(None, 0.5).rank < summary(None, 0.4).rank
+    assert summary(300, 0.6).rank < summary(None, 0.59).rank
+    assert summary(None, 0.1).rank < summary(None, 0.5, diverged=True).rank
 
 
 def test_seeds_are_summed_up_for_the_document() -> None:
