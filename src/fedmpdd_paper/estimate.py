@@ -6,9 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from fedmpdd.runs.driver import Callback, StopWhen
-from fedmpdd.runs.driver import Training as TrainingState
-from fedmpdd.runs.driver import train as run_rounds
+from fedmpdd.runs import driver
 from fedmpdd.runs.history import read_history
 from fedmpdd.simulation.config import RunConfig
 from fedmpdd.simulation.engine import RoundMetrics, federation_of
@@ -130,32 +128,22 @@ def _left_in(folder: Path, rounds: int) -> int:
     return max(1, rounds - read_history(folder)[0].last.rounds)
 
 
-class _Clock(Callback):
-    """Times rounds after the first, the evaluation of the model apart."""
-
-    def __init__(self) -> None:
-        self.times: list[float] = []
-        self.evaluations: list[float] = []
-
-    def begin(self, training: TrainingState) -> None:
-        """Start the clock."""
-        self._start = time.perf_counter()
-
-    def after_round(self, training: TrainingState, metrics: RoundMetrics) -> None:
-        """Note what the round took."""
-        if metrics.accuracy is None:
-            training.federation.evaluate(training.federation.flat)
-        if metrics.round > 0:
-            self.times.append(metrics.gradient_s + metrics.encode_s + metrics.decode_s)
-            self.evaluations.append(time.perf_counter() - self._start - self.times[-1])
-        self._start = time.perf_counter()
-
-
 def _seconds_per_round(config: RunConfig, dataset: Dataset) -> float:
-    clock = _Clock()
-    stop = StopWhen(lambda history: "enough rounds are timed" if len(clock.times) == ROUNDS else None)
-    run_rounds(TrainingState(federation_of(config, dataset)), [clock, stop])
-    return median(clock.times) + median(clock.evaluations) / config.evaluate_every
+    times, evaluations = [], []
+    start = 0.0
+
+    def note(state: driver.Training, metrics: RoundMetrics) -> None:
+        nonlocal start
+        if metrics.accuracy is None:
+            state.federation.evaluate(state.federation.flat)
+        if metrics.round > 0:
+            times.append(metrics.gradient_s + metrics.encode_s + metrics.decode_s)
+            evaluations.append(time.perf_counter() - start - times[-1])
+        start = time.perf_counter()
+
+    few = config.model_copy(update={"rounds": 1 + ROUNDS})
+    driver.train(driver.Training(federation_of(few, dataset)), [driver.AfterRound(note)])
+    return median(times) + median(evaluations) / config.evaluate_every
 
 
 def _duration(seconds: float) -> str:

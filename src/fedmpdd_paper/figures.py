@@ -6,18 +6,17 @@ OUT/FIGURE/round-K/                the audit after K rounds of it,
 OUT/FIGURE/results.json            and the numbers of all of them
 """
 
-import tomllib
 from collections.abc import Callable
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from fedmpdd.documents import write_json, write_text
-from fedmpdd.errors import InputError, RunError
+from fedmpdd.errors import RunError
 from fedmpdd.privacy.audit import is_attacked, run_audit
 from fedmpdd.privacy.config import Audit, AuditConfig
 from fedmpdd.runs.driver import StopWhen
 from fedmpdd.simulation.config import parse_config
+from fedmpdd_paper.tables import read_shipped, shipped_names
 from fedmpdd_paper.trainings import OnRound, Workspace, open_run, shown
 
 RESULTS, TABLE = "results.json", "table.md"
@@ -26,16 +25,12 @@ OnAttack = Callable[[str, float], None]
 
 def figure_names() -> list[str]:
     """Return the names of all figures of attacks."""
-    folder = files("fedmpdd_paper") / "figures"
-    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+    return shipped_names("figure")
 
 
 def load_figure(name: str) -> tuple[Audit, tuple[int, ...]]:
     """Return a figure's audit, and the rounds after which it is made; none if it is of the initial model alone."""
-    if name not in figure_names():
-        raise InputError(f"figure {name!r} is unknown: expected one of {', '.join(figure_names())}")
-    text = (files("fedmpdd_paper") / "figures" / f"{name}.toml").read_text(encoding="utf-8")
-    values = tomllib.loads(text)
+    values = read_shipped("figure", name)
     asked, stages = values.pop("audit"), tuple(values.pop("stages", ()))
     if stages:
         values["rounds"] = max(stages)
@@ -99,7 +94,7 @@ def _train_until(
         )
     if run.federation.next_round < stage:
         stop = StopWhen(lambda history: "the stage is reached" if history.last.rounds >= stage else None)
-        run.train(callbacks=[*shown(f"{name}, training", run.config.rounds, on_round), stop])
+        run.train(callbacks=[shown(f"{name}, training", run.config.rounds, on_round), stop])
 
 
 def _short(row: dict[str, Any]) -> dict[str, Any]:

@@ -5,25 +5,21 @@ OUT/STUDY/results.json, table.md     what was read off them
 """
 
 import re
-import tomllib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from fedmpdd.documents import write_json, write_text
-from fedmpdd.errors import ConfigError, InputError
+from fedmpdd.errors import ConfigError
 from fedmpdd.runs.history import History, Round
 from fedmpdd.simulation.config import RunConfig, apply_overrides, parse_config
 from fedmpdd_paper.jobs import executor, first_seed_then_others
 from fedmpdd_paper.summaries import over_seeds, rank
 from fedmpdd_paper.table_text import share, short_bytes, three_digits
-from fedmpdd_paper.tables import SEEDS
+from fedmpdd_paper.tables import SEEDS, read_shipped, shipped_names
 from fedmpdd_paper.trainings import DONE, OnRound, Workspace, complete, read_training
-
-_FOLDER = "studies"
 
 
 @dataclass(frozen=True)
@@ -68,15 +64,12 @@ class VariantRun:
 
 def study_names() -> list[str]:
     """Return the names of all studies."""
-    folder = files("fedmpdd_paper") / _FOLDER
-    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+    return shipped_names("study")
 
 
 def load_study(name: str) -> Study:
     """Read a study's config, and check every variant of it."""
-    if name not in study_names():
-        raise InputError(f"study {name!r} is unknown: expected one of {', '.join(study_names())}")
-    values = tomllib.loads((files("fedmpdd_paper") / _FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
+    values = read_shipped("study", name)
     table = values.pop("study")
     default = table.get("lrs", [values.pop("lr", 0.1)])
     variants = tuple(

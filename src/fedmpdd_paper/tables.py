@@ -27,6 +27,7 @@ _METHODS = (
 
 
 _FEDMPDD = r"mpdd:m=(\d+)"
+_FOLDERS = {"table": "tables", "figure": "figures", "study": "studies"}
 
 
 @dataclass(frozen=True)
@@ -71,20 +72,29 @@ class Table:
         return parse_config({**values, "seed": seed, "lr": lr, "device": device})
 
 
+def shipped_names(kind: str) -> list[str]:
+    """Return the names of all tables, figures or studies."""
+    entries = (entry.name for entry in (files("fedmpdd_paper") / _FOLDERS[kind]).iterdir())
+    return sorted(name.removesuffix(".toml") for name in entries if name.endswith(".toml"))
+
+
+def read_shipped(kind: str, name: str) -> dict[str, Any]:
+    """Return the settings of a table, figure or study."""
+    if name not in (names := shipped_names(kind)):
+        raise InputError(f"{kind} {name!r} is unknown: expected one of {', '.join(names)}")
+    return tomllib.loads((files("fedmpdd_paper") / _FOLDERS[kind] / f"{name}.toml").read_text(encoding="utf-8"))
+
+
 def table_names() -> list[str]:
     """Return the names of all tables."""
-    folder = files("fedmpdd_paper") / "tables"
-    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+    return shipped_names("table")
 
 
 def load_table(name: str) -> Table:
     """Read a table's config and the paper's numbers."""
-    if name not in table_names():
-        raise InputError(f"table {name!r} is unknown: expected all, or one of {', '.join(table_names())}")
-    folder = files("fedmpdd_paper")
-    values = tomllib.loads((folder / "tables" / f"{name}.toml").read_text(encoding="utf-8"))
+    values = read_shipped("table", name)
     table = values.pop("table")
-    printed = json.loads((folder / "paper.json").read_text(encoding="utf-8")).get(name, [])
+    printed = json.loads((files("fedmpdd_paper") / "paper.json").read_text(encoding="utf-8")).get(name, [])
     config = parse_config(values)
     directions = next((row["method"] for row in printed if row["method"].startswith("FedMPDD")), "0")
     size = int(re.findall(r"\d+", directions)[0])

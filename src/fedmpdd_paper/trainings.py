@@ -118,7 +118,7 @@ def complete(
     if why is None:
         stop = StopWhen(reason_of)
         try:
-            run.train(callbacks=[*shown(name, config.rounds, on_round), stop], stopped=stopped)
+            run.train(callbacks=[shown(name, config.rounds, on_round), stop], stopped=stopped)
             why = stop.reason
         except (GradientError, CodecError) as error:  # the step size was too large, and nothing is left to encode
             why = str(error)
@@ -127,11 +127,9 @@ def complete(
     write_text(folder / DONE, why or "")
 
 
-def shown(name: str, rounds: int, on_round: OnRound | None) -> list[Callback]:
+def shown(name: str, rounds: int, on_round: OnRound | None) -> Callback:
     """Return what shows the rounds of a training, if anybody looks."""
-    if on_round is None:
-        return []
-    return [progress(lambda done, accuracy, *_: on_round(name, done, rounds, accuracy))]
+    return progress(lambda done, accuracy, *_: on_round(name, done, rounds, accuracy) if on_round else None)
 
 
 def read_training(folder: Path) -> History:
