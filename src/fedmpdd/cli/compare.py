@@ -67,7 +67,7 @@ def side_by_side(
     return rows
 
 
-def comparison_table(rows: list[Any], target: float | None, budget: int | None) -> Table:
+def comparison_table(comparisons: list[Any], target: float | None, budget: int | None) -> Table:
     """Return codecs side by side: what they reached, in how many rounds, with how many bytes."""
     columns = {"codec": "left", "trained": "right", "accuracy": "right"}
     title = ""
@@ -76,19 +76,20 @@ def comparison_table(rows: list[Any], target: float | None, budget: int | None) 
         columns |= {"rounds": "right", "uplink": "right", "against": "right"}
     if budget is not None:
         columns |= {f"at {readable_bytes(budget)}": "right"}
-    first = rows[0].bytes_to_target if rows else None
+    rows = [comparison.as_dict() for comparison in comparisons]
+    first = rows[0]["bytes_to_target"] if rows else None
     lines: list[list[str]] = []
     for row in rows:
-        cells = [row.codec, str(row.rounds), _share(row.final_accuracy)]
+        cells = [row["codec"], str(row["rounds"]), _share(row["final_accuracy"])]
         if target is not None:
-            reached = row.bytes_to_target is not None
-            cells += [str(row.rounds_to_target), readable_bytes(row.bytes_to_target)] if reached else ["–", "–"]
-            cells.append(f"1/{first / row.bytes_to_target:,.1f}" if reached and first else "–")
+            sent = row["bytes_to_target"]
+            cells += ["–", "–"] if sent is None else [str(row["rounds_to_target"]), readable_bytes(sent)]
+            cells.append(f"1/{first / sent:,.1f}" if sent and first else "–")
         if budget is not None:
-            cells.append(_share(row.accuracy_at_budget))
-        lines.append([*cells, f"{row.seconds:.1f}"])
-        if row.error is not None:
-            lines.append([f"  stopped: {row.error}"])
+            cells.append(_share(row["accuracy_at_budget"]))
+        lines.append([*cells, f"{row['seconds']:.1f}"])
+        if row["error"] is not None:
+            lines.append([f"  stopped: {row['error']}"])
     return table(title, {**columns, "seconds": "right"}, lines)
 
 

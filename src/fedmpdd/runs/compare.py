@@ -20,23 +20,34 @@ OnRound = Callable[[str, int, float | None, int, int], None]  # which codec, and
 
 @dataclass(frozen=True)
 class Comparison:
-    """How one codec did. None where the target was not reached, or the first evaluation was over the budget already."""
+    """How one codec did."""
 
     codec: str
-    bytes_to_target: int | None
-    rounds_to_target: int | None
-    accuracy_at_budget: float | None
-    final_accuracy: float | None
-    rounds: int
-    uplink_bytes: int
+    run: RunRecord
     seconds: float
-    history: tuple[tuple[int, int, float | None], ...]  # (rounds, uplink bytes, accuracy) at each evaluation
     error: str | None  # why it stopped early, if it did
-    run: RunRecord  # for a report
+    target: float | None
+    budget: int | None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the row as it stands in the JSON document."""
-        return {name: value for name, value in vars(self).items() if name != "run"}
+        """Return the row as it stands in the JSON document.
+
+        None where the target was not reached, or the first evaluation was over the budget already.
+        """
+        history = self.run.history
+        reached = None if self.target is None else history.first_at(self.target)
+        return {
+            "codec": self.codec,
+            "bytes_to_target": reached and reached.uplink_bytes,
+            "rounds_to_target": reached and reached.rounds,
+            "accuracy_at_budget": None if self.budget is None else history.accuracy_at(self.budget),
+            "final_accuracy": history.final_accuracy,
+            "rounds": history.last.rounds,
+            "uplink_bytes": history.last.uplink_bytes,
+            "seconds": self.seconds,
+            "history": [(entry.rounds, entry.uplink_bytes, entry.accuracy) for entry in history.evaluations],
+            "error": self.error,
+        }
 
 
 def codec_config(config: RunConfig, text: str) -> RunConfig:
@@ -73,26 +84,11 @@ def compare(
         start = time.perf_counter()
         history, error = _trained(federation, callbacks)
         seconds = time.perf_counter() - start
-        last = history.last
-        summary = {
-            "rounds": last.rounds,
-            "uplink_bytes": last.uplink_bytes,
-            "model_sha256": model_sha256(federation.flat),
-        }
-        reached = None if target is None else history.first_at(target)
-        yield Comparison(
-            codec=text,
-            bytes_to_target=reached.uplink_bytes if reached else None,
-            rounds_to_target=reached.rounds if reached else None,
-            accuracy_at_budget=None if budget is None else history.accuracy_at(budget),
-            final_accuracy=history.final_accuracy,
-            rounds=last.rounds,
-            uplink_bytes=last.uplink_bytes,
-            seconds=seconds,
-            history=tuple((entry.rounds, entry.uplink_bytes, entry.accuracy) for entry in history.evaluations),
-            error=error,
-            run=RunRecord(Path(text), federation.config, history, ({"from_round": 0, **environment()},), summary),
-        )
+        sent = {"rounds": history.last.rounds, "uplink_bytes": history.last.uplink_bytes}
+        summary = {**sent, "model_sha256": model_sha256(federation.flat)}
+        starts = ({"from_round": 0, **environment()},)
+        run = RunRecord(Path(text), federation.config, history, starts, summary)
+        yield Comparison(text, run, seconds, error, target, budget)
 
 
 def _trained(federation: Federation, callbacks: list[Callback]) -> tuple[History, str | None]:
