@@ -123,6 +123,7 @@ def test_run_resume_and_bad_folders(refused: Refused, tmp_path: Path) -> None:
         ["run"],
         ["run", "demo", "codec.m=none"],
         ["compare", "demo"],
+        ["compare", "demo", "--codecs", "fedsgd", "--target", "0"],
         ["plan", "--d", "100"],
         ["verify", "everything"],
         ["verify", "--plot", "missing/page.html"],

@@ -48,6 +48,8 @@ def side_by_side(
     from fedmpdd.runs.compare import compare as trained
     from fedmpdd.simulation import load_config
 
+    asked = {name: [value] for name, value in goals.items() if value is not None}
+    report_goals = Goals(asked.get("target", []), asked.get("budget", []))  # refuses what cannot be meant
     if page is not None:
         check_page(page)
     loaded = load_config(config, overrides)
@@ -61,9 +63,7 @@ def side_by_side(
 
         rows = list(trained(loaded, codecs, **goals, **options, on_round=on_round))
     if page is not None:
-        wanted = {name: [value] for name, value in goals.items() if value is not None}
-        asked = Goals(wanted.get("target", []), wanted.get("budget", []))
-        write_report(page, Collection([row.run for row in rows]), asked)
+        write_report(page, Collection([row.run for row in rows]), report_goals)
     return rows
 
 
