@@ -123,7 +123,7 @@ def test_run_resume_and_bad_folders(refused: Refused, tmp_path: Path) -> None:
         ["run"],
         ["run", "demo", "codec.m=none"],
         ["compare", "demo"],
-        ["compare", "demo", "--codecs", "fedsgd", "--target", "0"],
+        ["compare", "demo", "--codecs", "fedsgd", "--target", "0", "--out", "page.html"],
         ["plan", "--d", "100"],
         ["verify", "everything"],
         ["verify", "--plot", "missing/page.html"],

@@ -48,10 +48,11 @@ def side_by_side(
     from fedmpdd.runs.compare import compare as trained
     from fedmpdd.simulation import load_config
 
-    asked = {name: [value] for name, value in goals.items() if value is not None}
-    report_goals = Goals(asked.get("target", []), asked.get("budget", []))  # refuses what cannot be meant
+    asked = Goals()
     if page is not None:
         check_page(page)
+        given = {name: [value] for name, value in goals.items() if value is not None}
+        asked = Goals(given.get("target", []), given.get("budget", []))  # refuses what a page cannot show
     loaded = load_config(config, overrides)
     with round_display() as start:
         shown: dict[str, Any] = {}
@@ -63,7 +64,7 @@ def side_by_side(
 
         rows = list(trained(loaded, codecs, **goals, **options, on_round=on_round))
     if page is not None:
-        write_report(page, Collection([row.run for row in rows]), report_goals)
+        write_report(page, Collection([row.run for row in rows]), asked)
     return rows
 
 
