@@ -13,7 +13,8 @@ from safetensors import safe_open
 
 import fedmpdd
 from fedmpdd.cli import main
-from fedmpdd.runs.folders import CHECKPOINT, METRICS
+from fedmpdd.runs.folders import CHECKPOINT
+from fedmpdd.runs.history import METRICS
 from fedmpdd.simulation.journal import JournalReader
 from tests.report.made_up import make_run, make_runs
 
@@ -97,7 +98,10 @@ def test_demo_writes_a_page_and_one_json_document(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     document = json.loads(result.stdout)
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
-    assert (tmp_path / "page.html").read_text(encoding="utf-8").lower().startswith(("<html", "<!doctype html"))
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert page.startswith("<!doctype html>")
+    for words in ("fedmpdd report", "To 80 % test accuracy", "Where they differ", "Versions and machine", "1/1,033"):
+        assert words in page, words
     fedsgd, paper, *ours = document["rows"]
     assert all(row["final_accuracy"] > 0.8 for row in document["rows"])
     assert fedsgd["bytes_to_target"] > 15 * paper["bytes_to_target"]
@@ -119,6 +123,7 @@ def test_run_resume_and_bad_folders(refused: Refused, tmp_path: Path) -> None:
         ["run"],
         ["run", "demo", "codec.m=none"],
         ["compare", "demo"],
+        ["compare", "demo", "--codecs", "fedsgd", "--target", "0", "--out", "page.html"],
         ["plan", "--d", "100"],
         ["verify", "everything"],
         ["verify", "--plot", "missing/page.html"],
@@ -142,8 +147,14 @@ def test_compare_and_plan_print_one_document(tmp_path: Path) -> None:
     )
     keys = {"codec", "bytes_to_target", "rounds_to_target", "accuracy_at_budget", "final_accuracy", "seconds"}
     assert all(keys <= set(row) for row in json.loads(result.stdout)["rows"])
-    plain = fedmpdd_command("compare", "demo", "rounds=4", "--codecs", codecs, "--target", "0.2", cwd=tmp_path)
+    wishes = ("--target", "0.2", "--budget", "5000000", "--out", "page.html")
+    plain = fedmpdd_command("compare", "demo", "rounds=4", "--codecs", codecs, *wishes, cwd=tmp_path)
     assert "fedsgd" in plain.stdout
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "To 20 % test accuracy" in page
+    assert "Accuracy with 5 MB of uplink" in page
+    refused = fedmpdd_command("compare", "demo", "--codecs", codecs, "--out", "missing/page.html", cwd=tmp_path)
+    assert (refused.returncode, "--out missing/page.html" in refused.stderr) == (2, True)
     planned = fedmpdd_command("plan", "--model", "lenet", "--budget", "64", "--json")
     assert json.loads(planned.stdout)["d"] == 13_426
 

@@ -20,6 +20,7 @@ ROOMS = (
     "runs",
     "flower",
     "guarantees",
+    "pages",
     "privacy",
     "report",
     "cli",

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fedmpdd.runs.folders import write_json, write_text
+from fedmpdd.documents import write_json, write_text
 from fedmpdd_paper.catalogue import all_names
 from fedmpdd_paper.figures import figure_names
 from fedmpdd_paper.table_text import GOAL_FLOAT32, GOAL_OURS, goal_numbers, markdown, three_digits

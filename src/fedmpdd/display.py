@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,13 +10,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-# Of Plotly's pages: the buttons one by one, since its default ones offer to upload the data to a server.
-PLOT_SETTINGS: dict[str, Any] = {
-    "displaylogo": False,
-    "responsive": True,
-    "plotlyServerURL": "",
-    "modeBarButtons": [["toImage"], ["zoom2d", "pan2d"], ["zoomIn2d", "zoomOut2d", "resetScale2d"]],
-}
 messages = Console(stderr=True, highlight=False, markup=False)
 PLAIN_EVERY_S = 5.0
 
@@ -59,22 +52,6 @@ class Rounds:
         """Show it no more."""
         if self._live is not None and self._task is not None:
             self._live.remove_task(self._task)
-
-
-class ManyRounds:
-    """The progress of many trainings, a few at a time: the ones that moved last are shown."""
-
-    def __init__(self, start: Any, at_once: int) -> None:
-        self._start, self._at_once = start, at_once
-        self._shown: dict[str, Rounds] = {}  # in the order in which they moved
-
-    def __call__(self, name: str, done: int, total: int, accuracy: float | None) -> None:
-        """Show a round of one of them."""
-        rounds = self._shown.pop(name, None) or self._start(name, total)
-        self._shown[name] = rounds
-        rounds.note(done, "" if accuracy is None else f"accuracy {accuracy:.1%}")
-        while len(self._shown) > self._at_once:
-            self._shown.pop(next(iter(self._shown))).close()
 
 
 @contextmanager
@@ -123,54 +100,12 @@ def download_progress() -> Callable[[str, int, int | None], None]:
     return show
 
 
-def table(title: str, columns: dict[str, str]) -> Table:
-    """An empty table; columns map names to "left" or "right"."""
-    empty = Table(title=title, box=None, title_justify="left")
+def table(title: str, columns: dict[str, str], rows: Iterable[Iterable[str]] = ()) -> Table:
+    """Return a table; columns map names to "left" or "right", a row may be shorter than they are."""
+    result = Table(title=title, box=None, title_justify="left")
     for name, justify in columns.items():
-        empty.add_column(name, justify="right" if justify == "right" else "left", no_wrap=justify == "right")
-    return empty
-
-
-def comparison_table(
-    rows: list[Any], target: float | None, budget: int | None, names: dict[str, str] | None = None
-) -> Table:
-    """Codecs side by side: what they reached, in how many rounds, with how many bytes."""
-    columns = {"codec": "left", "trained": "right", "accuracy": "right"}
-    title = ""
-    if target is not None:
-        title = f"rounds and uplink to {target:.0%} test accuracy, and uplink against the first codec"
-        columns |= {"rounds": "right", "uplink": "right", "against": "right"}
-    if budget is not None:
-        columns |= {f"at {readable_bytes(budget)}": "right"}
-    result = table(title, {**columns, "seconds": "right"})
-    first = rows[0].bytes_to_target if rows else None
+        is_number = justify == "right"
+        result.add_column(name, justify="right" if is_number else "left", no_wrap=is_number, overflow="fold")
     for row in rows:
-        accuracy = "–" if row.final_accuracy is None else f"{row.final_accuracy:.1%}"
-        cells = [(names or {}).get(row.codec, row.codec), str(row.rounds), accuracy]
-        if target is not None:
-            reached = row.bytes_to_target is not None
-            cells += [str(row.rounds_to_target), readable_bytes(row.bytes_to_target)] if reached else ["–", "–"]
-            cells.append(f"1/{first / row.bytes_to_target:,.1f}" if reached and first else "–")
-        if budget is not None:
-            cells.append("–" if row.accuracy_at_budget is None else f"{row.accuracy_at_budget:.1%}")
-        result.add_row(*cells, f"{row.seconds:.1f}")
-        if row.error is not None:
-            result.add_row(f"  stopped: {row.error}")
+        result.add_row(*row)
     return result
-
-
-def claims_table(rows: list[Any], level: float) -> Table:
-    """Claims of the paper beside what was measured, and the verdicts."""
-    title = f"claims, measured; intervals hold all together with probability {1 - level:.2%}"
-    result = table(title, {"claim": "left", "measured": "right", "claimed": "right", "verdict": "left"})
-    for row in rows:
-        value, low, high = row.measured
-        margin = f" ± {max(high - value, value - low):.2g}" if high > low else ""
-        result.add_row(row.claim, f"{value:.4g}{margin}", f"{row.relation} {row.expected:.4g}", row.verdict)
-    return result
-
-
-def corrections(rows: list[Any]) -> str:
-    """What is true instead of the claims that were not confirmed, each once."""
-    texts = dict.fromkeys(row.corrected for row in rows if row.verdict != "holds" and row.corrected)
-    return "\n".join(["what is true instead:", *(f"  * {text}" for text in texts)]) if texts else ""

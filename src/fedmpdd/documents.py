@@ -7,7 +7,7 @@ bytes, and it takes memory of many times the text. Here all of that is one Docum
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -86,3 +86,30 @@ def write_text(path: Path, text: str) -> None:
         partial.write_text(text, encoding="utf-8")
 
     write_atomically(path, write)
+
+
+Expected = Mapping[str, tuple[Callable[[Any], bool], str]]  # by key: whether a value will do, and what would
+
+
+def problem_in(table: Any, expected: Expected) -> str | None:
+    """Say what is wrong in a table of a document, if anything is: what came and what was expected.
+
+    >>> problem_in({"rounds": "x"}, {"rounds": (is_count, "a whole number")})
+    "rounds = 'x', expected a whole number"
+    """
+    if not isinstance(table, dict):
+        return f"{table!r:.40}, expected a table"
+    for key, (is_right, what) in expected.items():
+        if not is_right(table.get(key)):
+            return f"{key} = {table.get(key)!r:.40}, expected {what}"
+    return None
+
+
+def is_count(value: Any) -> bool:
+    """Whether a value is a whole number that can be counted with."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a number that can be calculated with."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and -1e300 < value < 1e300

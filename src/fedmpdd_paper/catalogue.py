@@ -27,7 +27,7 @@ def all_names() -> list[str]:
 
 def choose(names: Sequence[str]) -> Wanted:
     """Return what these names stand for."""
-    wanted = list(dict.fromkeys(name for own in names for name in (all_names() if own == "all" else [own])))
+    wanted = list(dict.fromkeys(each for name in names for each in (all_names() if name == "all" else [name])))
     if unknown := [name for name in wanted if name not in all_names()]:
         raise InputError(f"{unknown[0]!r} is unknown: expected all, or some of {', '.join(all_names())}")
     return Wanted(

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from fedmpdd.cli.shared import DataDir, Json, check_page, output, print_json, said_how_to_go_on, training
-from fedmpdd.display import ManyRounds, claims_table, corrections, messages, round_display
+from fedmpdd.cli.shared import DataDir, Json, output, print_json, said_how_to_go_on, training
+from fedmpdd.display import messages, round_display, table
 from fedmpdd.errors import InputError
 
 
@@ -38,7 +38,7 @@ def reproduce(
     from fedmpdd_paper.reproduce import reproduce as run_table
     from fedmpdd_paper.studies import load_study, reproduce_study, study_text
     from fedmpdd_paper.table_text import markdown
-    from fedmpdd_paper.trainings import Place
+    from fedmpdd_paper.trainings import Workspace
 
     if not names:
         if as_json:
@@ -53,21 +53,21 @@ def reproduce(
     if only is not None and not (only and wanted.tables):
         raise InputError(f"--methods {methods!r} chooses no row: name codecs of a table's rows, and a table")
     tables = choose_methods(wanted.tables, only) if wanted.tables else []
-    place = Place(out, device, data_dir)
+    workspace = Workspace(out, device, data_dir)
     studies, figures = [load_study(name) for name in wanted.studies], list(wanted.figures)
     if done_only:
-        there = [(own, done_methods(own, rows, seeds, place)) for own, rows in tables]
-        tables = [(own, rows) for own, rows in there if rows]
-        studies = [study for study in (done_study(study, seeds, place) for study in studies) if study.variants]
-        figures = [name for name in figures if figure_is_done(name, place)]
+        done = [(table, done_methods(table, rows, seeds, workspace)) for table, rows in tables]
+        tables = [(table, rows) for table, rows in done if rows]
+        studies = [study for study in (done_study(study, seeds, workspace) for study in studies) if study.variants]
+        figures = [name for name in figures if figure_is_done(name, workspace)]
     else:
         _make_folder(out)
     if not done_only and (tables or studies):
         messages.print("timing a few rounds of every row …")
         for table, rows in tables:
-            messages.print(f"{table.name}: {estimate(table, rows, seeds, place)}", soft_wrap=True)
+            messages.print(f"{table.name}: {estimate(table, rows, seeds, workspace)}", soft_wrap=True)
         for study in studies:
-            messages.print(f"{study.name}: {estimate_study(study, seeds, place)}", soft_wrap=True)
+            messages.print(f"{study.name}: {estimate_study(study, seeds, workspace)}", soft_wrap=True)
     results: list[tuple[dict[str, Any], str]] = []  # documents, and what people read
 
     def keep(document: dict[str, Any], text: Callable[[dict[str, Any]], str]) -> None:
@@ -82,15 +82,15 @@ def reproduce(
         shared: dict[str, Any] = {"jobs": jobs, "on_round": on_round}
         for table, rows in tables:
             attacks: dict[str, Any] = {"audited": audited, "on_attack": on_attack(table.name)}
-            keep(run_table(table, place, seeds=seeds, methods=rows, **attacks, **shared), markdown)
+            keep(run_table(table, workspace, seeds=seeds, methods=rows, **attacks, **shared), markdown)
         if wanted.latency:
-            timed = done_latency(place) if done_only else reproduce_latency(place)
+            timed = done_latency(workspace) if done_only else reproduce_latency(workspace)
             if timed is not None:
                 keep(timed, latency_text)
         for name in figures:
-            keep(reproduce_figure(name, place, on_attack=on_attack(name), **shared), figure_text)
+            keep(reproduce_figure(name, workspace, on_attack=on_attack(name), **shared), figure_text)
         for study in studies:
-            keep(reproduce_study(study, place, seeds=seeds, **shared), study_text)
+            keep(reproduce_study(study, workspace, seeds=seeds, **shared), study_text)
     if done_only and not results:
         messages.print(f"nothing of it is done in {out} yet; without --done it is run")
     if as_json:
@@ -108,6 +108,22 @@ def _make_folder(out: Path) -> None:
         raise InputError(f"--out {out} cannot be made: {error}; choose another folder") from None
 
 
+class ManyRounds:
+    """The progress of many trainings, a few at a time: the ones that moved last are shown."""
+
+    def __init__(self, start: Any, at_once: int) -> None:
+        self._start, self._at_once = start, at_once
+        self._shown: dict[str, Any] = {}  # in the order in which they moved
+
+    def __call__(self, name: str, done: int, total: int, accuracy: float | None) -> None:
+        """Show a round of one of them."""
+        rounds = self._shown.pop(name, None) or self._start(name, total)
+        self._shown[name] = rounds
+        rounds.note(done, "" if accuracy is None else f"accuracy {accuracy:.1%}")
+        while len(self._shown) > self._at_once:
+            self._shown.pop(next(iter(self._shown))).close()
+
+
 def verify(
     parts: Annotated[list[str] | None, typer.Argument(help="Parts, like norms or inversion; default: all.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Where to write a page with the curves of convergence.")] = None,
@@ -119,14 +135,33 @@ def verify(
     from fedmpdd_paper.theory.claims import JOINT_LEVEL
 
     if plot is not None:
-        runs = training()
+        training()
+        from fedmpdd.pages.builder import check_page, write_page
+
         check_page(plot, "--plot")
     report = measure(messages.print, parts or (), curves_wanted=plot is not None)
     if plot is not None:
-        runs.write_text(plot, convergence_page(report.curves))
+        write_page(plot, convergence_page(report.curves), "--plot")
         messages.print(f"page: {plot.resolve().as_uri()}", soft_wrap=True)
     if as_json:
         print_json(report.as_dict())
         return
     output(False).print(claims_table(report.rows, JOINT_LEVEL))
     output(False).print(corrections(report.rows))
+
+
+def claims_table(rows: list[Any], level: float) -> Any:
+    """Return claims of the paper beside what was measured, and the verdicts."""
+    title = f"claims, measured; intervals hold all together with probability {1 - level:.2%}"
+    cells = []
+    for row in rows:
+        value, low, high = row.measured
+        margin = f" ± {max(high - value, value - low):.2g}" if high > low else ""
+        cells.append([row.claim, f"{value:.4g}{margin}", f"{row.relation} {row.expected:.4g}", row.verdict])
+    return table(title, {"claim": "left", "measured": "right", "claimed": "right", "verdict": "left"}, cells)
+
+
+def corrections(rows: list[Any]) -> str:
+    """Return what is true instead of the claims that were not confirmed, each once."""
+    texts = dict.fromkeys(row.corrected for row in rows if row.verdict != "holds" and row.corrected)
+    return "\n".join(["what is true instead:", *(f"  * {text}" for text in texts)]) if texts else ""

@@ -6,13 +6,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from fedmpdd.runs.folders import METRICS, read_metrics
+from fedmpdd.runs import driver
+from fedmpdd.runs.history import read_history
 from fedmpdd.simulation.config import RunConfig
-from fedmpdd.simulation.engine import federation_of
+from fedmpdd.simulation.engine import RoundMetrics, federation_of
 from fedmpdd.tasks.data import Dataset, load
 from fedmpdd_paper.studies import Study, Variant, folder_of, variant_lr_that_won
 from fedmpdd_paper.tables import SEEDS, Method, Table
-from fedmpdd_paper.trainings import DONE, Place, Training, candidates, lr_that_won
+from fedmpdd_paper.trainings import DONE, Training, Workspace, candidates, lr_that_won
 
 ROUNDS = 3  # that are timed, after one that is not
 
@@ -37,7 +38,7 @@ def estimate(
     table: Table,
     methods: Sequence[Method],
     seeds: int,
-    place: Place,
+    workspace: Workspace,
     on_method: Callable[[str], None] | None = None,
 ) -> Estimate:
     """Time rounds of every method that is not done, and multiply by what is left of it.
@@ -47,26 +48,26 @@ def estimate(
 
     def rows() -> Iterable[tuple[list[int], RunConfig]]:
         for method in methods:
-            left = _rounds_left(table, method, seeds, place)
+            left = _rounds_left(table, method, seeds, workspace)
             if on_method is not None and any(left):
                 on_method(method.name)
-            yield left, table.run_config(method, SEEDS[0], table.lrs[0], place.device)
+            yield left, table.run_config(method, SEEDS[0], table.lrs[0], workspace.device)
 
-    return _added_up(rows(), place)
+    return _added_up(rows(), workspace)
 
 
-def estimate_study(study: Study, seeds: int, place: Place) -> Estimate:
+def estimate_study(study: Study, seeds: int, workspace: Workspace) -> Estimate:
     """Do the same for the variants of a study."""
 
     def rows() -> Iterable[tuple[list[int], RunConfig]]:
         for variant in study.variants:
             config = study.config(variant, SEEDS[0], variant.lrs[0])
-            yield _of_variant(study, variant, seeds, place), config.model_copy(update={"device": place.device})
+            yield _of_variant(study, variant, seeds, workspace), config.model_copy(update={"device": workspace.device})
 
-    return _added_up(rows(), place)
+    return _added_up(rows(), workspace)
 
 
-def _added_up(rows: Iterable[tuple[list[int], RunConfig]], place: Place) -> Estimate:
+def _added_up(rows: Iterable[tuple[list[int], RunConfig]], workspace: Workspace) -> Estimate:
     """The estimate from rounds that are left of the trainings of every row, and the config to time them with."""
     trainings = done = rounds = 0
     seconds = 0.0
@@ -74,41 +75,41 @@ def _added_up(rows: Iterable[tuple[list[int], RunConfig]], place: Place) -> Esti
     for left, config in rows:
         trainings, done, rounds = trainings + len(left), done + left.count(0), rounds + sum(left)
         if any(left):
-            dataset = dataset or load(config.dataset, place.data_dir)
+            dataset = dataset or load(config.dataset, workspace.data_dir)
             seconds += sum(left) * _seconds_per_round(config, dataset)
     return Estimate(trainings, done, rounds, seconds)
 
 
-def done_methods(table: Table, methods: Sequence[Method], seeds: int, place: Place) -> list[Method]:
+def done_methods(table: Table, methods: Sequence[Method], seeds: int, workspace: Workspace) -> list[Method]:
     """Return the methods of which nothing is left to run."""
-    return [method for method in methods if not any(_rounds_left(table, method, seeds, place))]
+    return [method for method in methods if not any(_rounds_left(table, method, seeds, workspace))]
 
 
-def done_study(study: Study, seeds: int, place: Place) -> Study:
+def done_study(study: Study, seeds: int, workspace: Workspace) -> Study:
     """Return the study with those of its variants of which nothing is left to run."""
     return replace(
-        study, variants=tuple(own for own in study.variants if not any(_of_variant(study, own, seeds, place)))
+        study, variants=tuple(each for each in study.variants if not any(_of_variant(study, each, seeds, workspace)))
     )
 
 
-def _rounds_left(table: Table, method: Method, seeds: int, place: Place) -> list[int]:
+def _rounds_left(table: Table, method: Method, seeds: int, workspace: Workspace) -> list[int]:
     """Rounds that are left of each training of a method: those that choose its step size, and its seeds."""
-    left = [_left(training, place) for training in candidates(table, method)]
-    lrs = _possible(lr_that_won(table, method, place.out), table.lrs)
+    left = [_left(training, workspace) for training in candidates(table, method)]
+    lrs = _possible(lr_that_won(table, method, workspace.out), table.lrs)
     for seed in SEEDS[:seeds] if table.search is not None else SEEDS[1:seeds]:
-        left.append(min(_left(Training(table, method, seed, lr), place) for lr in lrs))
+        left.append(min(_left(Training(table, method, seed, lr), workspace) for lr in lrs))
     return left
 
 
-def _of_variant(study: Study, variant: Variant, seeds: int, place: Place) -> list[int]:
+def _of_variant(study: Study, variant: Variant, seeds: int, workspace: Workspace) -> list[int]:
     """`_rounds_left` of a study's variant."""
     rounds = study.config(variant, SEEDS[0], variant.lrs[0]).rounds
 
     def left(seed: int, lr: float) -> int:
-        return _left_in(folder_of(study, variant, seed, lr, place.out), rounds)
+        return _left_in(folder_of(study, variant, seed, lr, workspace.out), rounds)
 
     # As above: the first seed tries all step sizes, the others take the one that won.
-    lrs = _possible(variant_lr_that_won(study, variant, place.out), variant.lrs)
+    lrs = _possible(variant_lr_that_won(study, variant, workspace.out), variant.lrs)
     return [left(SEEDS[0], lr) for lr in variant.lrs] + [min(left(seed, lr) for lr in lrs) for seed in SEEDS[1:seeds]]
 
 
@@ -117,30 +118,31 @@ def _possible(won: float | None, lrs: Sequence[float]) -> Sequence[float]:
     return lrs if won is None else (won,)
 
 
-def _left(training: Training, place: Place) -> int:
-    return _left_in(training.folder(place.out), training.config.rounds)
+def _left(training: Training, workspace: Workspace) -> int:
+    return _left_in(training.folder(workspace.out), training.config.rounds)
 
 
 def _left_in(folder: Path, rounds: int) -> int:
     if (folder / DONE).is_file():
         return 0
-    done = sum(1 for _ in read_metrics(folder)) if (folder / METRICS).is_file() else 0
-    return max(1, rounds - done)
+    return max(1, rounds - read_history(folder)[0].last.rounds)
 
 
 def _seconds_per_round(config: RunConfig, dataset: Dataset) -> float:
-    federation = federation_of(config, dataset)
     times, evaluations = [], []
-    for number in range(1 + ROUNDS):
-        start = time.perf_counter()
-        metrics = federation.run_round()
+    start = 0.0
+
+    def note(state: driver.Training, metrics: RoundMetrics) -> None:
+        nonlocal start
         if metrics.accuracy is None:
-            federation.evaluate(federation.flat)
-        times.append(metrics.gradient_s + metrics.encode_s + metrics.decode_s)
-        evaluations.append(time.perf_counter() - start - times[-1])
-        if number == 0:
-            times.clear()
-            evaluations.clear()
+            state.federation.evaluate(state.federation.flat)
+        if metrics.round > 0:
+            times.append(metrics.gradient_s + metrics.encode_s + metrics.decode_s)
+            evaluations.append(time.perf_counter() - start - times[-1])
+        start = time.perf_counter()
+
+    few = config.model_copy(update={"rounds": 1 + ROUNDS})
+    driver.train(driver.Training(federation_of(few, dataset)), [driver.AfterRound(note)])
     return median(times) + median(evaluations) / config.evaluate_every
 
 

@@ -6,19 +6,18 @@ OUT/FIGURE/round-K/                the audit after K rounds of it,
 OUT/FIGURE/results.json            and the numbers of all of them
 """
 
-import tomllib
 from collections.abc import Callable
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from fedmpdd.errors import InputError, RunError
+from fedmpdd.documents import write_json, write_text
+from fedmpdd.errors import RunError
 from fedmpdd.privacy.audit import is_attacked, run_audit
 from fedmpdd.privacy.config import Audit, AuditConfig
-from fedmpdd.runs.folders import Run, write_json, write_text
+from fedmpdd.runs.driver import StopWhen
 from fedmpdd.simulation.config import parse_config
-from fedmpdd.simulation.engine import RoundMetrics
-from fedmpdd_paper.trainings import OnRound, Place, open_run
+from fedmpdd_paper.tables import read_shipped, shipped_names
+from fedmpdd_paper.trainings import OnRound, Workspace, open_run, shown
 
 RESULTS, TABLE = "results.json", "table.md"
 OnAttack = Callable[[str, float], None]
@@ -26,68 +25,67 @@ OnAttack = Callable[[str, float], None]
 
 def figure_names() -> list[str]:
     """Return the names of all figures of attacks."""
-    folder = files("fedmpdd_paper") / "figures"
-    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+    return shipped_names("figure")
 
 
 def load_figure(name: str) -> tuple[Audit, tuple[int, ...]]:
     """Return a figure's audit, and the rounds after which it is made; none if it is of the initial model alone."""
-    if name not in figure_names():
-        raise InputError(f"figure {name!r} is unknown: expected one of {', '.join(figure_names())}")
-    text = (files("fedmpdd_paper") / "figures" / f"{name}.toml").read_text(encoding="utf-8")
-    values = tomllib.loads(text)
-    own, stages = values.pop("audit"), tuple(values.pop("stages", ()))
+    values = read_shipped("figure", name)
+    asked, stages = values.pop("audit"), tuple(values.pop("stages", ()))
     if stages:
         values["rounds"] = max(stages)
-    return Audit(config=parse_config(values), audit=AuditConfig.model_validate(own)), stages
+    return Audit(config=parse_config(values), audit=AuditConfig.model_validate(asked)), stages
 
 
 def reproduce_figure(
-    name: str, place: Place, *, jobs: int = 1, on_round: OnRound | None = None, on_attack: OnAttack | None = None
+    name: str,
+    workspace: Workspace,
+    *,
+    jobs: int = 1,
+    on_round: OnRound | None = None,
+    on_attack: OnAttack | None = None,
 ) -> dict[str, Any]:
     """Run what is missing of a figure, and return its numbers."""
     audit, stages = load_figure(name)
-    folder = place.out / name
+    folder = workspace.out / name
     if not stages:
-        found = run_audit(audit, folder, place.data_dir, on_attack, jobs)
-        results = {"figure": name, "rows": [_short(row) for row in found["rows"]]}
+        attacks = run_audit(audit, folder, workspace.data_dir, on_attack, jobs)
+        results = {"figure": name, "rows": [_short(row) for row in attacks["rows"]]}
         write_text(folder / TABLE, figure_text(results))
         return results
     training = folder / "training"
     rows = []
     for number, stage in enumerate(sorted(stages)):
 
-        def share(part: str, own: float, number: int = number) -> None:
+        def share(part: str, done: float, number: int = number) -> None:
             if on_attack is not None:
-                on_attack(part, (number + own) / len(stages))
+                on_attack(part, (number + done) / len(stages))
 
         after = folder / f"round-{stage}"
-        own = audit.audit.model_copy(update={"run": str(training) if stage > 0 else None})
-        staged = audit.model_copy(update={"audit": own})
+        asked = audit.audit.model_copy(update={"run": str(training) if stage > 0 else None})
+        staged = audit.model_copy(update={"audit": asked})
         if not is_attacked(staged, after) and stage > 0:
-            _train_until(stage, audit, training, name, place, on_round)
-        found = run_audit(staged, after, place.data_dir, share, jobs)
-        rows += [{"round": stage, **_short(row)} for row in found["rows"]]
+            _train_until(stage, audit, training, name, workspace, on_round)
+        attacks = run_audit(staged, after, workspace.data_dir, share, jobs)
+        rows += [{"round": stage, **_short(row)} for row in attacks["rows"]]
     results = {"figure": name, "rows": rows}
     write_json(folder / RESULTS, results)
     write_text(folder / TABLE, figure_text(results))
     return results
 
 
-def figure_is_done(name: str, place: Place) -> bool:
+def figure_is_done(name: str, workspace: Workspace) -> bool:
     """Return whether all attacks of a figure were made."""
     audit, stages = load_figure(name)
-    folder = place.out / name
-    return all(is_attacked(audit, own) for own in ([folder / f"round-{stage}" for stage in stages] or [folder]))
+    folder = workspace.out / name
+    return all(is_attacked(audit, each) for each in ([folder / f"round-{stage}" for stage in stages] or [folder]))
 
 
-def _train_until(stage: int, audit: Audit, folder: Path, name: str, place: Place, on_round: OnRound | None) -> None:
+def _train_until(
+    stage: int, audit: Audit, folder: Path, name: str, workspace: Workspace, on_round: OnRound | None
+) -> None:
     """Train up to a round. It is attacked before the training goes on, so that its checkpoint is that of the stage."""
-    run = open_run(folder, audit.config, place)
-
-    def show(metrics: RoundMetrics, _: Run) -> None:
-        if on_round is not None:
-            on_round(f"{name}, training", metrics.round + 1, run.config.rounds, metrics.accuracy)
+    run = open_run(folder, audit.config, workspace)
 
     if run.federation.next_round > stage:
         raise RunError(
@@ -95,7 +93,8 @@ def _train_until(stage: int, audit: Audit, folder: Path, name: str, place: Place
             f"delete {folder.parent} to make the figure again"
         )
     if run.federation.next_round < stage:
-        run.train(show, until=lambda metrics: metrics.round + 1 >= stage)
+        stop = StopWhen(lambda history: "the stage is reached" if history.last.rounds >= stage else None)
+        run.train(callbacks=[shown(f"{name}, training", run.config.rounds, on_round), stop])
 
 
 def _short(row: dict[str, Any]) -> dict[str, Any]:

@@ -12,28 +12,28 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from fedmpdd.directions import THREADS_VARIABLE, backend
-from fedmpdd_paper.reading import Reading
+from fedmpdd_paper.summaries import RunSummary
 from fedmpdd_paper.tables import SEEDS, Method, Table
-from fedmpdd_paper.trainings import OnRound, Place, Training, choose_lr, train
+from fedmpdd_paper.trainings import OnRound, Training, Workspace, choose_lr, train
 
 SHOW_EVERY_S = 0.5
 R = TypeVar("R")
 
 
 def run_trainings(
-    table: Table, methods: Sequence[Method], seeds: int, place: Place, jobs: int, on_round: OnRound | None
-) -> list[list[Reading]]:
-    """Return the readings of every method, seed by seed; what is there already is only read.
+    table: Table, methods: Sequence[Method], seeds: int, workspace: Workspace, jobs: int, on_round: OnRound | None
+) -> list[list[RunSummary]]:
+    """Return the runs of every method, seed by seed; what is there already is only read.
 
     A method's first seed chooses its step size; its other seeds follow as soon as that is known.
     """
     with executor(jobs, on_round) as (pool, options):
 
-        def first(i: int) -> Future[Reading]:
-            return pool.submit(choose_lr, table, methods[i], place, **options)
+        def first(i: int) -> Future[RunSummary]:
+            return pool.submit(choose_lr, table, methods[i], workspace, **options)
 
-        def later(i: int, seed: int, chosen: Reading) -> Future[Reading]:
-            return pool.submit(train, Training(table, methods[i], seed, chosen.lr), place, **options)
+        def later(i: int, seed: int, chosen: RunSummary) -> Future[RunSummary]:
+            return pool.submit(train, Training(table, methods[i], seed, chosen.lr), workspace, **options)
 
         return first_seed_then_others(len(methods), SEEDS[:seeds], first, later)
 
@@ -57,7 +57,7 @@ def first_seed_then_others(
                 following = {later(i, other, results[i][seed]): (i, other) for other in seeds[1:]}
                 begun.update(following)
                 waiting |= set(following)
-    return [[own[seed] for seed in seeds] for own in results]
+    return [[by_seed[seed] for seed in seeds] for by_seed in results]
 
 
 class _Here(Executor):

@@ -10,22 +10,21 @@ import numpy as np
 
 from fedmpdd.codecs import MPDD
 from fedmpdd.directions import backend, using, why_no_gpu
-from fedmpdd.documents import read_json
+from fedmpdd.documents import read_json, write_json, write_text
 from fedmpdd.errors import ConfigError, RunError
-from fedmpdd.runs.folders import write_json, write_text
-from fedmpdd_paper.trainings import Place
+from fedmpdd_paper.trainings import Workspace
 
 NAME, RESULTS = "encode-latency", "results.json"
 D = 13_426
 
 
-def reproduce_latency(place: Place, *, seconds: float = 0.5) -> dict[str, Any]:
+def reproduce_latency(workspace: Workspace, *, seconds: float = 0.5) -> dict[str, Any]:
     """Time encoding at the paper's numbers of directions, write the results, and return them."""
     problem = why_no_gpu()
-    if place.device == "cuda" and problem is not None:
+    if workspace.device == "cuda" and problem is not None:
         raise ConfigError(f'device = "cuda": {problem}; use device = "cpu" or "auto"')
     printed = json.loads((files("fedmpdd_paper") / "paper.json").read_text(encoding="utf-8"))[NAME]
-    on_gpu = place.device != "cpu" and problem is None
+    on_gpu = workspace.device != "cpu" and problem is None
     measured = [_timed(MPDD(row["m"]), on_gpu=on_gpu, seconds=seconds) for row in printed]
     results = {
         "table": NAME,
@@ -35,7 +34,7 @@ def reproduce_latency(place: Place, *, seconds: float = 0.5) -> dict[str, Any]:
             for row, ours in zip(printed, measured, strict=True)
         ],
     }
-    folder = place.out / NAME
+    folder = workspace.out / NAME
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / RESULTS, results)
     write_text(folder / "table.md", latency_text(results))
@@ -66,9 +65,9 @@ def _timed(codec: MPDD, *, on_gpu: bool, seconds: float) -> dict[str, Any]:
         }
 
 
-def done_latency(place: Place) -> dict[str, Any] | None:
+def done_latency(workspace: Workspace) -> dict[str, Any] | None:
     """Return what was timed earlier, if anything was."""
-    path = place.out / NAME / RESULTS
+    path = workspace.out / NAME / RESULTS
     if not path.is_file():
         return None
     document: dict[str, Any] = read_json(path, "delete it, and without --done it is measured again")

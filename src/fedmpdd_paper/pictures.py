@@ -5,9 +5,9 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from fedmpdd.documents import write_atomically
 from fedmpdd.report.collect import collect
 from fedmpdd.report.plots import accuracy_curve, loss_curve
-from fedmpdd.runs.folders import write_atomically
 from fedmpdd_paper.table_text import short_name
 
 
@@ -21,9 +21,9 @@ def draw_curves(path: Path, title: str, rows: Sequence[dict[str, Any]], folders:
     FigureCanvasAgg(figure)
     panels = figure.subplots(2, 2)
     first_loss = 0.0
-    for number, (row, own) in enumerate(zip(rows, folders, strict=True)):
-        runs = collect(own).runs
-        first_loss = max([first_loss, *(entry.loss for run in runs for entry in run.history[:1] if entry.loss)])
+    for number, (row, paths) in enumerate(zip(rows, folders, strict=True)):
+        runs = collect(paths).runs
+        first_loss = max([first_loss, *(entry.loss for run in runs for entry in run.history.rounds[:1] if entry.loss)])
         style = {"color": f"C{number % 10}", "linestyle": ("-", "--", ":")[number // 10 % 3], "linewidth": 1.3}
         # As far as the shortest run goes: beyond it fewer seeds would bend the mean.
         for line, curve in enumerate((loss_curve(runs), accuracy_curve(runs))):

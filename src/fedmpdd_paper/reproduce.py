@@ -10,20 +10,19 @@ from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 from typing import Any
 
+from fedmpdd.documents import write_json, write_text
 from fedmpdd.errors import InputError, RunError
 from fedmpdd.privacy.audit import METERED_SETTINGS, is_attacked, run_audit
 from fedmpdd.privacy.config import Audit, AuditConfig
-from fedmpdd.report.collect import collect
-from fedmpdd.report.page import write_report
-from fedmpdd.runs.folders import write_json, write_text
+from fedmpdd.report import Goals, collect, write_report
 from fedmpdd.simulation.config import parse_config
 from fedmpdd_paper.estimate import done_methods
 from fedmpdd_paper.jobs import run_trainings
 from fedmpdd_paper.pictures import draw_curves
-from fedmpdd_paper.reading import Reading, summarise
+from fedmpdd_paper.summaries import RunSummary, over_seeds
 from fedmpdd_paper.table_text import markdown
 from fedmpdd_paper.tables import SEEDS, Method, Table
-from fedmpdd_paper.trainings import OnRound, Place, Training
+from fedmpdd_paper.trainings import OnRound, Training, Workspace
 
 
 def choose_methods(tables: Sequence[Table], wanted: Sequence[str] | None) -> list[tuple[Table, list[Method]]]:
@@ -35,13 +34,16 @@ def choose_methods(tables: Sequence[Table], wanted: Sequence[str] | None) -> lis
         if not any(text in (method.codec, method.name) for method in methods):
             codecs = ", ".join(dict.fromkeys(method.codec for method in methods))
             raise InputError(f"no row {text!r} in {', '.join(table.name for table in tables)}; rows are {codecs}")
-    chosen = [(table, [own for own in table.methods if own.codec in wanted or own.name in wanted]) for table in tables]
-    return [(table, own) for table, own in chosen if own]
+    chosen = [
+        (table, [method for method in table.methods if method.codec in wanted or method.name in wanted])
+        for table in tables
+    ]
+    return [(table, rows) for table, rows in chosen if rows]
 
 
 def reproduce(
     table: Table,
-    place: Place,
+    workspace: Workspace,
     *,
     seeds: int = len(SEEDS),
     methods: Sequence[Method] | None = None,
@@ -57,17 +59,17 @@ def reproduce(
     either way.
     """
     wanted = methods or table.methods
-    done = done_methods(table, [own for own in table.methods if own not in wanted], seeds, place)
-    methods = [own for own in table.methods if own in wanted or own in done]
-    readings = run_trainings(table, methods, seeds, place, jobs, on_round)
-    rows = [_row(method, own, table.target) for method, own in zip(methods, readings, strict=True)]
-    folder = place.out / table.name
-    to_attack = {own.codec for own in wanted} if audited else set()
-    attacked = _add_audit(table, rows, place, on_attack, jobs, to_attack)
+    done = done_methods(table, [method for method in table.methods if method not in wanted], seeds, workspace)
+    methods = [method for method in table.methods if method in wanted or method in done]
+    runs = run_trainings(table, methods, seeds, workspace, jobs, on_round)
+    rows = [_row(method, seeds_of) for method, seeds_of in zip(methods, runs, strict=True)]
+    folder = workspace.out / table.name
+    to_attack = {method.codec for method in wanted} if audited else set()
+    attacked = _add_audit(table, rows, workspace, on_attack, jobs, to_attack)
     results = {
         "table": table.name,
         "target": table.target,
-        "harder": table.harder,
+        "harder": table.second_target,
         "budget": table.budget,
         "missed": table.missed,
         "rows": rows,
@@ -75,13 +77,13 @@ def reproduce(
     write_json(folder / "results.json", results)
     write_text(folder / "table.md", markdown(results))
     folders = [
-        [Training(table, method, reading.seed, reading.lr).folder(place.out) for reading in own]
-        for method, own in zip(methods, readings, strict=True)
+        [Training(table, method, run.seed, run.lr).folder(workspace.out) for run in seeds_of]
+        for method, seeds_of in zip(methods, runs, strict=True)
     ]
     draw_curves(folder / "curves.png", table.name, rows, folders)
-    pages = [run for own in folders for run in own] + ([audit_folder(table, place.out)] if attacked else [])
-    # Without the budget: a page knows no round after which it is not waited for, and would say other numbers.
-    write_report(folder / "report.html", collect(pages), [table.target, table.harder])
+    pages = [path for paths in folders for path in paths] + ([audit_folder(table, workspace.out)] if attacked else [])
+    goals = Goals([table.target, table.second_target], [table.budget], table.round_cap)
+    write_report(folder / "report.html", collect(pages), goals)
     return results
 
 
@@ -93,7 +95,7 @@ def audit_folder(table: Table, out: Path) -> Path:
 def _add_audit(
     table: Table,
     rows: list[dict[str, Any]],
-    place: Place,
+    workspace: Workspace,
     on_attack: Callable[[str, float], None] | None,
     jobs: int,
     to_attack: Set[str],
@@ -106,18 +108,18 @@ def _add_audit(
     values = table.config.model_dump(
         mode="json", include={"dataset", "pixels", "model", "init", "seed", *METERED_SETTINGS}
     )
-    folder = audit_folder(table, place.out)
+    folder = audit_folder(table, workspace.out)
 
     def audit_of(codecs: Sequence[str]) -> Audit:
-        own = AuditConfig(attacks=(table.attack, "adaptive"), codecs=tuple(codecs), images=table.images, batch=1)
-        return Audit(config=parse_config(values), audit=own)
+        asked = AuditConfig(attacks=(table.attack, "adaptive"), codecs=tuple(codecs), images=table.images, batch=1)
+        return Audit(config=parse_config(values), audit=asked)
 
     codecs = [row["codec"] for row in rows]
     codecs = [codec for codec in codecs if codec in to_attack or is_attacked(audit_of([codec]), folder)]
     if not codecs:
         return False
     try:
-        found = run_audit(audit_of(codecs), folder, place.data_dir, on_attack, jobs)
+        attacks = run_audit(audit_of(codecs), folder, workspace.data_dir, on_attack, jobs)
     except RunError:
         if to_attack:
             raise
@@ -125,31 +127,26 @@ def _add_audit(
     for row in rows:
         if row["codec"] not in codecs:
             continue
-        cells = {cell["attack"]: cell for cell in found["rows"] if cell["codec"] == row["codec"]}
+        of_codec = {each["attack"]: each for each in attacks["rows"] if each["codec"] == row["codec"]}
         row["audit"] = {
             "attack": table.attack,
-            "ssim": cells[table.attack]["ssim"],
-            "adaptive_ssim": cells["adaptive"]["ssim"],
-            "verdict": next(codec["verdict"] for codec in found["codecs"] if codec["codec"] == row["codec"]),
+            "ssim": of_codec[table.attack]["ssim"],
+            "adaptive_ssim": of_codec["adaptive"]["ssim"],
+            "verdict": next(codec["verdict"] for codec in attacks["codecs"] if codec["codec"] == row["codec"]),
         }
     return True
 
 
-def _row(method: Method, readings: list[Reading], target: float) -> dict[str, Any]:
-    def is_lost(reading: Reading) -> bool:
-        return reading.diverged or (reading.rounds_to_target is not None and (reading.final_accuracy or 0.0) < target)
-
-    def over_seeds(name: str) -> dict[str, Any]:
-        return summarise([getattr(reading, name) for reading in readings]).__dict__
-
-    names = ("accuracy_at_budget", "bytes_to_target", "rounds_to_target", "bytes_to_harder", "rounds_to_harder")
+def _row(method: Method, runs: list[RunSummary]) -> dict[str, Any]:
+    documents = [run.as_dict() for run in runs]
+    names = [name for name in documents[0] if name not in ("seed", "lr", "rounds", "diverged")]
     return {
         "method": method.name,
         "codec": method.codec,
-        "lr": readings[0].lr,
+        "lr": runs[0].lr,
         "paper": method.paper,
-        "ours": {name: over_seeds(name) for name in (*names, "final_accuracy", "frames_to_target", "frames_to_harder")},
-        "diverged": sum(reading.diverged for reading in readings),
-        "lost": sum(is_lost(reading) for reading in readings),
-        "runs": [reading.as_dict() for reading in readings],
+        "ours": {name: over_seeds([document[name] for document in documents]) for name in names},
+        "diverged": sum(run.diverged for run in runs),
+        "lost": sum(run.fell_back for run in runs),
+        "runs": documents,
     }

@@ -4,27 +4,22 @@ OUT/STUDY/VARIANT/lr-LR-seed-SEED/   run folders; resumed if they are not done
 OUT/STUDY/results.json, table.md     what was read off them
 """
 
-import math
 import re
-import tomllib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from fedmpdd.errors import CodecError, ConfigError, GradientError, InputError
-from fedmpdd.runs.folders import Run, read_metrics, write_json, write_text
+from fedmpdd.documents import write_json, write_text
+from fedmpdd.errors import ConfigError
+from fedmpdd.runs.history import History, Round
 from fedmpdd.simulation.config import RunConfig, apply_overrides, parse_config
-from fedmpdd.simulation.engine import RoundMetrics
 from fedmpdd_paper.jobs import executor, first_seed_then_others
-from fedmpdd_paper.reading import summarise
-from fedmpdd_paper.table_text import short_bytes, three_digits
-from fedmpdd_paper.tables import SEEDS
-from fedmpdd_paper.trainings import DONE, OnRound, Place, StoppedError, check_config, check_rounds, open_run
-
-_FOLDER = "studies"
+from fedmpdd_paper.summaries import over_seeds, rank
+from fedmpdd_paper.table_text import share, short_bytes, three_digits
+from fedmpdd_paper.tables import SEEDS, read_shipped, shipped_names
+from fedmpdd_paper.trainings import DONE, OnRound, Workspace, complete, read_training
 
 
 @dataclass(frozen=True)
@@ -53,45 +48,34 @@ class Study:
 
 
 @dataclass(frozen=True)
-class Price:
-    """What an accuracy took: rounds, and bytes of whole messages, all clients together."""
-
-    rounds: int
-    up: int
-    down: int
-
-
-@dataclass(frozen=True)
 class VariantRun:
-    """One training: the price of every target, None where it was not reached."""
+    """One training, and the round at which it reached each target; None where it did not."""
 
     seed: int
     lr: float
-    rounds: int
-    final_accuracy: float | None
-    up: int
-    down: int
-    prices: tuple[Price | None, ...]
-    diverged: bool = False
+    history: History
+    reached: tuple[Round | None, ...]
+
+    @property
+    def rank(self) -> tuple[float, ...]:
+        """Least is best."""
+        return rank(self.reached, self.history.final_accuracy, self.history.diverged)
 
 
 def study_names() -> list[str]:
     """Return the names of all studies."""
-    folder = files("fedmpdd_paper") / _FOLDER
-    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+    return shipped_names("study")
 
 
 def load_study(name: str) -> Study:
     """Read a study's config, and check every variant of it."""
-    if name not in study_names():
-        raise InputError(f"study {name!r} is unknown: expected one of {', '.join(study_names())}")
-    values = tomllib.loads((files("fedmpdd_paper") / _FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
-    own = values.pop("study")
-    default = own.get("lrs", [values.pop("lr", 0.1)])
+    values = read_shipped("study", name)
+    table = values.pop("study")
+    default = table.get("lrs", [values.pop("lr", 0.1)])
     variants = tuple(
-        Variant(each["name"], tuple(each.get("set", ())), tuple(each.get("lrs", default))) for each in own["variants"]
+        Variant(each["name"], tuple(each.get("set", ())), tuple(each.get("lrs", default))) for each in table["variants"]
     )
-    study = Study(name, own["title"], values, tuple(own["targets"]), variants)
+    study = Study(name, table["title"], values, tuple(table["targets"]), variants)
     for variant in variants:
         try:
             study.config(variant, SEEDS[0], variant.lrs[0])
@@ -105,7 +89,7 @@ def run_variant(
     variant: Variant,
     seed: int,
     lr: float,
-    place: Place,
+    workspace: Workspace,
     *,
     to_beat: int | None = None,
     on_round: OnRound | None = None,
@@ -115,43 +99,25 @@ def run_variant(
 
     to_beat: stop after so many rounds; another step size got there by then.
     """
-    folder = folder_of(study, variant, seed, lr, place.out)
     config = study.config(variant, seed, lr)
-    if (folder / DONE).is_file():
-        check_config(folder, config)
-        return read_variant(study, variant, seed, lr, place.out)
-    run = open_run(folder, config, place)
-    last = min(run.config.rounds, to_beat or run.config.rounds)
-    why: str | None = None
+    last = min(config.rounds, to_beat or config.rounds)
 
-    def ends(metrics: RoundMetrics) -> bool:
-        nonlocal why
-        lost = metrics.clients and (metrics.loss is None or not math.isfinite(metrics.loss))
-        if lost or metrics.round + 1 >= last:
-            why = "diverged" if lost else ""
-        elif metrics.accuracy is not None and metrics.accuracy >= max(study.targets, default=math.inf):
-            why = ""
-        return why is not None
+    def reason_of(history: History) -> str | None:
+        if history.diverged:
+            return "diverged"
+        is_there = bool(study.targets) and history.first_at(max(study.targets)) is not None
+        return "" if is_there or history.last.rounds >= last else None
 
-    def show(metrics: RoundMetrics, _: Run) -> None:
-        if on_round is not None:
-            on_round(f"{study.name}, {variant.name}, lr {lr:g}, seed {seed}", metrics.round + 1, last, metrics.accuracy)
-
-    if run.last is None or not ends(run.last):  # else it was killed when it was over
-        try:
-            run.train(show, until=ends, stopped=stopped)
-        except (GradientError, CodecError) as error:
-            why = str(error)
-        if why is None:
-            raise StoppedError(f"{study.name}, {variant.name}")
-    write_text(folder / DONE, why or "")
-    return read_variant(study, variant, seed, lr, place.out)
+    folder = folder_of(study, variant, seed, lr, workspace.out)
+    name = f"{study.name}, {variant.name}, lr {lr:g}, seed {seed}"
+    complete(folder, config, name, workspace, reason_of, on_round, stopped)
+    return read_variant(study, variant, seed, lr, workspace.out)
 
 
 def choose_variant_lr(
     study: Study,
     variant: Variant,
-    place: Place,
+    workspace: Workspace,
     *,
     on_round: OnRound | None = None,
     stopped: Callable[[], bool] = lambda: False,
@@ -159,19 +125,14 @@ def choose_variant_lr(
     """Run the first seed with every step size, and return the best: fewest rounds to the hardest target reached."""
     best: VariantRun | None = None
     for lr in variant.lrs:
-        hardest = best.prices[-1] if best is not None and best.prices else None
+        hardest = best.reached[-1] if best is not None and best.reached else None
         to_beat = None if hardest is None else hardest.rounds
-        found = run_variant(study, variant, SEEDS[0], lr, place, to_beat=to_beat, on_round=on_round, stopped=stopped)
-        best = found if best is None or _rank(found) < _rank(best) else best
+        tried = run_variant(
+            study, variant, SEEDS[0], lr, workspace, to_beat=to_beat, on_round=on_round, stopped=stopped
+        )
+        best = tried if best is None or tried.rank < best.rank else best
     assert best is not None
     return best
-
-
-def _rank(run: VariantRun) -> tuple[float, ...]:
-    return (
-        *(math.inf if price is None else price.rounds for price in reversed(run.prices)),
-        1.0 if run.diverged else -(run.final_accuracy or 0),
-    )
 
 
 def folder_of(study: Study, variant: Variant, seed: int, lr: float, out: Path) -> Path:
@@ -181,76 +142,64 @@ def folder_of(study: Study, variant: Variant, seed: int, lr: float, out: Path) -
 
 
 def read_variant(study: Study, variant: Variant, seed: int, lr: float, out: Path) -> VariantRun:
-    """Read a training's metrics."""
-    up = down = rounds = 0
-    final: float | None = None
-    prices: list[Price | None] = [None] * len(study.targets)
-    for row in read_metrics(folder_of(study, variant, seed, lr, out)):
-        rounds, up, down = row["round"] + 1, up + row["uplink_bytes"], down + row["downlink_bytes"]
-        if row["accuracy"] is None:
-            continue
-        final = row["accuracy"]
-        for i, target in enumerate(study.targets):
-            if prices[i] is None and final >= target:
-                prices[i] = Price(rounds, up, down)
-    folder = folder_of(study, variant, seed, lr, out)
-    check_rounds(folder, rounds)
-    why = (folder / DONE).read_text(encoding="utf-8") if (folder / DONE).is_file() else ""
-    return VariantRun(seed, lr, rounds, final, up, down, tuple(prices), why != "")
+    """Read what there is of a training."""
+    history = read_training(folder_of(study, variant, seed, lr, out))
+    return VariantRun(seed, lr, history, tuple(history.first_at(target) for target in study.targets))
 
 
 def variant_lr_that_won(study: Study, variant: Variant, out: Path) -> float | None:
     """Return the step size that `choose_variant_lr` chose, None if it has not tried all of them yet."""
     if not all((folder_of(study, variant, SEEDS[0], lr, out) / DONE).is_file() for lr in variant.lrs):
         return None
-    return min((read_variant(study, variant, SEEDS[0], lr, out) for lr in variant.lrs), key=_rank).lr
+    return min((read_variant(study, variant, SEEDS[0], lr, out) for lr in variant.lrs), key=lambda run: run.rank).lr
 
 
 def reproduce_study(
-    study: Study, place: Place, *, seeds: int = len(SEEDS), jobs: int = 1, on_round: OnRound | None = None
+    study: Study, workspace: Workspace, *, seeds: int = len(SEEDS), jobs: int = 1, on_round: OnRound | None = None
 ) -> dict[str, Any]:
     """Run what is missing of a study, write its results, and return them."""
     with executor(jobs, on_round) as (pool, options):
 
         def first(i: int) -> Future[VariantRun]:
-            return pool.submit(choose_variant_lr, study, study.variants[i], place, **options)
+            return pool.submit(choose_variant_lr, study, study.variants[i], workspace, **options)
 
         def later(i: int, seed: int, chosen: VariantRun) -> Future[VariantRun]:
-            return pool.submit(run_variant, study, study.variants[i], seed, chosen.lr, place, **options)
+            return pool.submit(run_variant, study, study.variants[i], seed, chosen.lr, workspace, **options)
 
         runs = first_seed_then_others(len(study.variants), SEEDS[:seeds], first, later)
     results = {
         "study": study.name,
         "title": study.title,
         "targets": list(study.targets),
-        "rows": [_row(study, variant, own) for variant, own in zip(study.variants, runs, strict=True)],
+        "rows": [_row(study, variant, seeds_of) for variant, seeds_of in zip(study.variants, runs, strict=True)],
     }
-    write_json(place.out / study.name / "results.json", results)
-    write_text(place.out / study.name / "table.md", study_text(results))
+    write_json(workspace.out / study.name / "results.json", results)
+    write_text(workspace.out / study.name / "table.md", study_text(results))
     return results
 
 
 def _row(study: Study, variant: Variant, runs: Sequence[VariantRun]) -> dict[str, Any]:
-    def over_seeds(i: int, value: Callable[[Price], float]) -> dict[str, Any]:
-        prices = [run.prices[i] for run in runs]
-        return summarise([None if price is None else value(price) for price in prices]).__dict__
+    def to_target(i: int, value: Callable[[Round], float]) -> dict[str, Any]:
+        entries = [run.reached[i] for run in runs]
+        return over_seeds([None if entry is None else value(entry) for entry in entries])
 
+    ends = [run.history.last for run in runs]
     return {
         "variant": variant.name,
         "changes": list(variant.changes),
         "lr": runs[0].lr,
-        "diverged": sum(run.diverged for run in runs),
-        **{
-            name: summarise([getattr(run, name) for run in runs]).__dict__
-            for name in ("final_accuracy", "rounds", "up", "down")
-        },
+        "diverged": sum(run.history.diverged for run in runs),
+        "final_accuracy": over_seeds([run.history.final_accuracy for run in runs]),
+        "rounds": over_seeds([entry.rounds for entry in ends]),
+        "up": over_seeds([entry.uplink_bytes for entry in ends]),
+        "down": over_seeds([entry.downlink_bytes for entry in ends]),
         "to": [
             {
                 "target": target,
-                "rounds": over_seeds(i, lambda price: price.rounds),
-                "up": over_seeds(i, lambda price: price.up),
-                "down": over_seeds(i, lambda price: price.down),
-                "both": over_seeds(i, lambda price: price.up + price.down),
+                "rounds": to_target(i, lambda entry: entry.rounds),
+                "up": to_target(i, lambda entry: entry.uplink_bytes),
+                "down": to_target(i, lambda entry: entry.downlink_bytes),
+                "both": to_target(i, lambda entry: entry.uplink_bytes + entry.downlink_bytes),
             }
             for i, target in enumerate(study.targets)
         ],
@@ -270,33 +219,31 @@ def study_text(results: dict[str, Any]) -> str:
         first = results["rows"][0]["to"][i]["both"]
         base = first["mean"] if first["reached"] == first["runs"] else None
         for row in results["rows"]:
-            found = row["to"][i]
-            there = f"{found['rounds']['reached']} of {found['rounds']['runs']}"
+            price = row["to"][i]
+            there = f"{price['rounds']['reached']} of {price['rounds']['runs']}"
             if row.get("diverged"):
                 there += f", {row['diverged']} diverged"
-            if found["both"]["mean"] is None:
+            if price["both"]["mean"] is None:
                 accuracy = row["final_accuracy"]["mean"]
                 ended = "–" if accuracy is None else f"ended at {accuracy:.1%}"
                 lines.append(f"| {row['variant']} | {row['lr']:g} | {there} | {ended} | – | – | – | – |")
                 continue
-            sizes = " | ".join(short_bytes(found[part]["mean"]) for part in ("up", "down", "both"))
-            whole = found["rounds"]["reached"] == found["rounds"]["runs"] and base is not None
-            ratio = three_digits(base / found["both"]["mean"]) if whole else "–"
-            rounds = f"{found['rounds']['mean']:,.0f}"
-            if found["rounds"]["sd"] is not None:
-                rounds += f" ± {found['rounds']['sd']:,.0f}"
+            sizes = " | ".join(short_bytes(price[part]["mean"]) for part in ("up", "down", "both"))
+            whole = price["rounds"]["reached"] == price["rounds"]["runs"] and base is not None
+            ratio = three_digits(base / price["both"]["mean"]) if whole else "–"
+            rounds = f"{price['rounds']['mean']:,.0f}"
+            if price["rounds"]["sd"] is not None:
+                rounds += f" ± {price['rounds']['sd']:,.0f}"
             lines.append(f"| {row['variant']} | {row['lr']:g} | {there} | {rounds} | {sizes} | {ratio} |")
         lines.append("")
     if not results["targets"]:
         lines += ["| variant | lr | seeds | rounds | accuracy | up | down |", "| --- " * 7 + "|"]
         for row in results["rows"]:
-            found = row["final_accuracy"]
-            accuracy = "–" if found["mean"] is None else f"{found['mean']:.1%}"
-            if found["sd"] is not None:
-                accuracy += f" ± {100 * found['sd']:.1f}"
+            ended = row["final_accuracy"]
+            accuracy = share(ended)
             sizes = " | ".join(short_bytes(row[part]["mean"]) for part in ("up", "down"))
             lines.append(
-                f"| {row['variant']} | {row['lr']:g} | {found['runs']} | {row['rounds']['mean']:,.0f} | {accuracy} "
+                f"| {row['variant']} | {row['lr']:g} | {ended['runs']} | {row['rounds']['mean']:,.0f} | {accuracy} "
                 f"| {sizes} |"
             )
         lines.append("")

@@ -27,6 +27,7 @@ _METHODS = (
 
 
 _FEDMPDD = r"mpdd:m=(\d+)"
+_FOLDERS = {"table": "tables", "figure": "figures", "study": "studies"}
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Table:
     config: RunConfig
     methods: tuple[Method, ...]
     target: float
-    harder: float
+    second_target: float
     budget: int
     attack: str
     lrs: tuple[float, ...]
@@ -55,12 +56,12 @@ class Table:
     missed: str | None = None  # why a goal is out of reach here, where it is
 
     @property
-    def enough(self) -> int:
+    def round_cap(self) -> int:
         """The round in which the smallest FedMPDD of the paper has spent the budget.
 
         Accuracy at the budget is read no later, so that codecs that could not spend it in a week have a number too.
         """
-        directions = [int(match[1]) for own in self.methods if (match := re.fullmatch(_FEDMPDD, own.codec))]
+        directions = [int(match[1]) for method in self.methods if (match := re.fullmatch(_FEDMPDD, method.codec))]
         if not directions:
             return self.config.rounds
         return math.ceil(self.budget / (self.config.per_round * 4 * min(directions)))
@@ -71,37 +72,46 @@ class Table:
         return parse_config({**values, "seed": seed, "lr": lr, "device": device})
 
 
+def shipped_names(kind: str) -> list[str]:
+    """Return the names of all tables, figures or studies."""
+    entries = (entry.name for entry in (files("fedmpdd_paper") / _FOLDERS[kind]).iterdir())
+    return sorted(name.removesuffix(".toml") for name in entries if name.endswith(".toml"))
+
+
+def read_shipped(kind: str, name: str) -> dict[str, Any]:
+    """Return the settings of a table, figure or study."""
+    if name not in (names := shipped_names(kind)):
+        raise InputError(f"{kind} {name!r} is unknown: expected one of {', '.join(names)}")
+    return tomllib.loads((files("fedmpdd_paper") / _FOLDERS[kind] / f"{name}.toml").read_text(encoding="utf-8"))
+
+
 def table_names() -> list[str]:
     """Return the names of all tables."""
-    folder = files("fedmpdd_paper") / "tables"
-    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+    return shipped_names("table")
 
 
 def load_table(name: str) -> Table:
     """Read a table's config and the paper's numbers."""
-    if name not in table_names():
-        raise InputError(f"table {name!r} is unknown: expected all, or one of {', '.join(table_names())}")
-    folder = files("fedmpdd_paper")
-    values = tomllib.loads((folder / "tables" / f"{name}.toml").read_text(encoding="utf-8"))
-    own = values.pop("table")
-    printed = json.loads((folder / "paper.json").read_text(encoding="utf-8")).get(name, [])
+    values = read_shipped("table", name)
+    table = values.pop("table")
+    printed = json.loads((files("fedmpdd_paper") / "paper.json").read_text(encoding="utf-8")).get(name, [])
     config = parse_config(values)
     directions = next((row["method"] for row in printed if row["method"].startswith("FedMPDD")), "0")
     size = int(re.findall(r"\d+", directions)[0])
     methods = [Method(row["method"], codec_of(row["method"], size), row) for row in printed]
-    methods += [Method(text, text, None) for text in own["ours"]]
+    methods += [Method(text, text, None) for text in table["ours"]]
     return Table(
         name,
         config,
         tuple(methods),
-        own["target"],
-        own["harder"],
-        own["budget"],
-        own["attack"],
-        tuple(own["lrs"]),
-        own.get("search"),
-        own.get("images", 4),
-        own.get("missed"),
+        table["target"],
+        table["harder"],
+        table["budget"],
+        table["attack"],
+        tuple(table["lrs"]),
+        table.get("search"),
+        table.get("images", 4),
+        table.get("missed"),
     )
 
 

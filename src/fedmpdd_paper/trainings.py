@@ -1,22 +1,21 @@
 """One training of a table: run, resumed or read, in its own folder.
 
-A training ends once it has reached the harder target and spent the budget of bytes (or, where it sends less, come to
+A training ends once it has reached the second target and spent the budget of bytes (or, where it sends less, come to
 the round in which FedMPDD has), or diverged, or used up its rounds.
 """
 
-import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import reduce
+from dataclasses import dataclass
 from pathlib import Path
 
-from fedmpdd.documents import read_json
+from fedmpdd.documents import write_text
 from fedmpdd.errors import CodecError, GradientError, RunError
-from fedmpdd.runs.folders import CONFIG, METRICS, SUMMARY, Run, read_config, write_text
+from fedmpdd.runs.driver import Callback, ReasonOf, StopWhen, progress
+from fedmpdd.runs.folders import Run
+from fedmpdd.runs.history import CONFIG, History, read_config, read_history
 from fedmpdd.simulation.config import RunConfig
-from fedmpdd.simulation.engine import RoundMetrics
-from fedmpdd_paper.reading import Reading, better, read_run
+from fedmpdd_paper.summaries import RunSummary
 from fedmpdd_paper.tables import SEEDS, Method, Table
 
 DONE = "done"  # a file that says why a run ended early, if it did
@@ -29,7 +28,7 @@ class StoppedError(Exception):
 
 
 @dataclass(frozen=True)
-class Place:
+class Workspace:
     """Where trainings compute and where they leave what they did."""
 
     out: Path
@@ -69,73 +68,85 @@ class Training:
         """Return whether there is nothing left to run."""
         return (self.folder(out) / DONE).is_file()
 
-    def read(self, out: Path) -> Reading:
+    def read(self, out: Path) -> RunSummary:
         """Read what there is of it."""
-        folder = self.folder(out)
-        table = self.table
-        reading = read_run(folder, self.seed, self.lr, table)
-        check_rounds(folder, reading.rounds)
-        why = (folder / DONE).read_text(encoding="utf-8") if self.is_done(out) else ""
-        return replace(reading, diverged=reading.diverged or (why != "" and not why.startswith(BEATEN)))
+        return RunSummary.of(read_training(self.folder(out)), self.seed, self.lr, self.table)
 
 
 def train(
     training: Training,
-    place: Place,
+    workspace: Workspace,
     *,
     to_beat: int | None = None,
     on_round: OnRound | None = None,
     stopped: Callable[[], bool] = lambda: False,
-) -> Reading:
+) -> RunSummary:
     """Run what is missing of one training, and read it.
 
     to_beat: stop once the target was not reached within so many rounds; another step size did, and has won.
     """
-    folder, table = training.folder(place.out), training.table
-    if training.is_done(place.out):
-        check_config(folder, training.config)
-        return training.read(place.out)
-    on_target = on_harder = False
-    run = open_run(folder, training.config, place)
-    if run.federation.next_round > 0:
-        so_far = training.read(place.out)
-        on_target, on_harder = so_far.rounds_to_target is not None, so_far.rounds_to_harder is not None
+    table = training.table
 
-    why: str | None = None  # it ended, if it did
+    def reason_of(history: History) -> str | None:
+        is_spent = history.has_spent(table.budget, "payload_bytes", table.round_cap)
+        if history.diverged or (is_spent and history.first_at(table.second_target) is not None):
+            return ""
+        if to_beat is not None and history.last.rounds >= to_beat and history.first_at(table.target) is None:
+            return f"{BEATEN}: another step size took {to_beat} rounds to the target"
+        return None
 
-    def ends(metrics: RoundMetrics) -> bool:
-        nonlocal on_target, on_harder, why
-        on_target = on_target or (metrics.accuracy is not None and metrics.accuracy >= table.target)
-        on_harder = on_harder or (metrics.accuracy is not None and metrics.accuracy >= table.harder)
-        lost = metrics.clients and (metrics.loss is None or not math.isfinite(metrics.loss))
-        if lost or (on_harder and (run.payload_bytes >= table.budget or metrics.round + 1 >= table.enough)):
-            why = ""
-        elif to_beat is not None and not on_target and metrics.round + 1 >= to_beat:
-            why = f"{BEATEN}: another step size took {to_beat} rounds to the target"
-        return why is not None
+    folder = training.folder(workspace.out)
+    complete(folder, training.config, training.name, workspace, reason_of, on_round, stopped)
+    return training.read(workspace.out)
 
-    def show(metrics: RoundMetrics, _: Run) -> None:
-        if on_round is not None:
-            on_round(training.name, metrics.round + 1, run.config.rounds, metrics.accuracy)
 
-    try:
-        if run.last is None or not ends(run.last):  # else it was killed when it was over
-            run.train(show, until=ends, stopped=stopped)
-    except (GradientError, CodecError) as error:  # the step size was too large, and there is nothing left to encode
-        why = str(error)
-    if why is None and run.federation.next_round < run.config.rounds:
-        raise StoppedError(training.name)
+def complete(
+    folder: Path,
+    config: RunConfig,
+    name: str,
+    workspace: Workspace,
+    reason_of: ReasonOf,
+    on_round: OnRound | None,
+    stopped: Callable[[], bool],
+) -> None:
+    """Run what is missing of a training until there is a reason to end it or no round is left, and mark it as done."""
+    if (folder / DONE).is_file():
+        check_config(folder, config)
+        return
+    run = open_run(folder, config, workspace)
+    why = reason_of(run.history) if run.history.rounds else None  # there is one if it was killed when it was over
+    if why is None:
+        stop = StopWhen(reason_of)
+        try:
+            run.train(callbacks=[shown(name, config.rounds, on_round), stop], stopped=stopped)
+            why = stop.reason
+        except (GradientError, CodecError) as error:  # the step size was too large, and nothing is left to encode
+            why = str(error)
+        if why is None and run.history.last.rounds < config.rounds:
+            raise StoppedError(name)
     write_text(folder / DONE, why or "")
-    return training.read(place.out)
 
 
-def open_run(folder: Path, config: RunConfig, place: Place) -> Run:
+def shown(name: str, rounds: int, on_round: OnRound | None) -> Callback:
+    """Return what shows the rounds of a training, if anybody looks."""
+    return progress(lambda done, accuracy, *_: on_round(name, done, rounds, accuracy) if on_round else None)
+
+
+def read_training(folder: Path) -> History:
+    """Read what there is of a training; what ended with an error has diverged."""
+    history, _ = read_history(folder)
+    why = (folder / DONE).read_text(encoding="utf-8") if (folder / DONE).is_file() else ""
+    history.diverged = history.diverged or (why != "" and not why.startswith(BEATEN))
+    return history
+
+
+def open_run(folder: Path, config: RunConfig, workspace: Workspace) -> Run:
     """Go on with a run folder, or make it."""
     if (folder / CONFIG).is_file():
         check_config(folder, config)
-        return Run.resume(folder, place.data_dir)
+        return Run.resume(folder, workspace.data_dir)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    return Run.create(folder, config.model_copy(update={"device": place.device}), place.data_dir)
+    return Run.create(folder, config.model_copy(update={"device": workspace.device}), workspace.data_dir)
 
 
 def check_config(folder: Path, wanted: RunConfig) -> None:
@@ -149,45 +160,29 @@ def check_config(folder: Path, wanted: RunConfig) -> None:
             )
 
 
-def check_rounds(folder: Path, rounds: int) -> None:
-    """Raise RunError if a run has fewer rounds than its summary says."""
-    path = folder / SUMMARY
-    if not path.is_file():
-        return
-    summary = read_json(path, "delete it, and the training is looked at again")
-    said = summary.get("rounds") if isinstance(summary, dict) else None
-    if not isinstance(said, int):
-        raise RunError(f"{path} is damaged: it does not say how many rounds there were; delete it")
-    if said > rounds:
-        raise RunError(
-            f"{folder / METRICS} has {rounds} rounds, and {SUMMARY} says {said}: it was changed; put back what it was, "
-            "or delete the folder to train it again"
-        )
-
-
 def choose_lr(
     table: Table,
     method: Method,
-    place: Place,
+    workspace: Workspace,
     *,
     on_round: OnRound | None = None,
     stopped: Callable[[], bool] = lambda: False,
-) -> Reading:
+) -> RunSummary:
     """Choose the step size of a method as the paper does, and return the first seed's training with it.
 
     On the first seed, the one with the fewest rounds to the target wins, or, where a table says so to save time, the
     highest accuracy after a few of them.
     """
     search = table.search is not None
-    best: Reading | None = None
+    best: RunSummary | None = None
     for candidate in candidates(table, method):
-        to_beat = best.rounds_to_target if best is not None and not search else None
-        reading = train(candidate, place, to_beat=to_beat, on_round=on_round, stopped=stopped)
-        best = reading if best is None or better(reading, best) else best
+        to_beat = best.at_target.rounds if best is not None and best.at_target is not None and not search else None
+        tried = train(candidate, workspace, to_beat=to_beat, on_round=on_round, stopped=stopped)
+        best = tried if best is None or tried.rank < best.rank else best
     assert best is not None
     if not search:
         return best
-    return train(Training(table, method, SEEDS[0], best.lr), place, on_round=on_round, stopped=stopped)
+    return train(Training(table, method, SEEDS[0], best.lr), workspace, on_round=on_round, stopped=stopped)
 
 
 def lr_that_won(table: Table, method: Method, out: Path) -> float | None:
@@ -195,7 +190,7 @@ def lr_that_won(table: Table, method: Method, out: Path) -> float | None:
     tried = candidates(table, method)
     if not all(candidate.is_done(out) for candidate in tried):
         return None
-    return reduce(lambda best, own: own if better(own, best) else best, (own.read(out) for own in tried)).lr
+    return min((candidate.read(out) for candidate in tried), key=lambda run: run.rank).lr
 
 
 def candidates(table: Table, method: Method) -> list[Training]:

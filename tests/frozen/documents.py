@@ -67,10 +67,10 @@ def document_of(*arguments: str, command: Callable[[], None] = command_line) -> 
 def table_document(folder: Path) -> Any:
     """Return the document of a small table of the paper, which `reproduce TABLE` prints."""
     from fedmpdd_paper.reproduce import reproduce
-    from fedmpdd_paper.trainings import Place
+    from fedmpdd_paper.trainings import Workspace
     from tests.paper.test_reproduce import small_table
 
-    return json.loads(json.dumps(reproduce(small_table(), Place(folder, "cpu"), seeds=1)))
+    return json.loads(json.dumps(reproduce(small_table(), Workspace(folder, "cpu"), seeds=1)))
 
 
 def meter_document() -> Any:

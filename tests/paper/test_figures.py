@@ -9,7 +9,7 @@ from fedmpdd.privacy.config import Audit, AuditConfig
 from fedmpdd.simulation.config import parse_config
 from fedmpdd_paper import figures
 from fedmpdd_paper.figures import figure_is_done, figure_names, figure_text, load_figure, reproduce_figure
-from fedmpdd_paper.trainings import Place
+from fedmpdd_paper.trainings import Workspace
 
 OWN = AuditConfig(attacks=("dlg",), codecs=("mpdd:m=50",), images=1, effort=0.01)
 
@@ -35,9 +35,9 @@ def test_a_figure_that_is_not_there_is_bad_input() -> None:
 
 def test_a_figure_of_the_initial_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures, "load_figure", lambda name: small())
-    assert not figure_is_done("small", Place(tmp_path, "cpu"))
-    results = reproduce_figure("small", Place(tmp_path, "cpu"))
-    assert figure_is_done("small", Place(tmp_path, "cpu"))
+    assert not figure_is_done("small", Workspace(tmp_path, "cpu"))
+    results = reproduce_figure("small", Workspace(tmp_path, "cpu"))
+    assert figure_is_done("small", Workspace(tmp_path, "cpu"))
     assert [(row["codec"], row["attack"]) for row in results["rows"]] == [("fedsgd", "dlg"), ("mpdd:m=50", "dlg")]
     assert (tmp_path / "small" / "index.html").is_file()
     assert "| mpdd:m=50 | dlg |" in figure_text(results)
@@ -48,10 +48,10 @@ def test_stages_are_attacked_where_the_training_stood(tmp_path: Path, monkeypatc
     monkeypatch.setattr(figures, "load_figure", lambda name: small(0, 2, 5))
     rounds: list[int] = []
     shares: list[float] = []
-    place = Place(tmp_path, "cpu")
+    workspace = Workspace(tmp_path, "cpu")
     results = reproduce_figure(
         "small",
-        place,
+        workspace,
         on_round=lambda _, done, *__: rounds.append(done),
         on_attack=lambda _, share: shares.append(share),
     )
@@ -60,9 +60,9 @@ def test_stages_are_attacked_where_the_training_stood(tmp_path: Path, monkeypatc
     assert [row["round"] for row in results["rows"]] == [0, 0, 2, 2, 5, 5]
     assert "| 5 | mpdd:m=50 | dlg |" in (tmp_path / "small" / "table.md").read_text(encoding="utf-8")
     monkeypatch.setattr(figures, "load_figure", lambda name: small(0, 2, 5, 7))
-    assert not figure_is_done("small", place)
+    assert not figure_is_done("small", workspace)
     monkeypatch.setattr(figures, "load_figure", lambda name: small(0, 2, 5))
-    assert figure_is_done("small", place)
+    assert figure_is_done("small", workspace)
     rounds.clear()
-    assert reproduce_figure("small", place, on_round=lambda _, done, *__: rounds.append(done)) == results
+    assert reproduce_figure("small", workspace, on_round=lambda _, done, *__: rounds.append(done)) == results
     assert rounds == []

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fedmpdd_paper.jobs import run_trainings
-from fedmpdd_paper.trainings import DONE, Place
+from fedmpdd_paper.trainings import DONE, Workspace
 from tests.paper.test_reproduce import small_table
 
 
@@ -21,7 +21,7 @@ def test_two_jobs_give_what_one_gives(tmp_path: Path) -> None:
     seen: set[str] = set()
     readings = [
         run_trainings(
-            table, table.methods, 2, Place(tmp_path / str(jobs), "cpu"), jobs, lambda name, *_: seen.add(name)
+            table, table.methods, 2, Workspace(tmp_path / str(jobs), "cpu"), jobs, lambda name, *_: seen.add(name)
         )
         for jobs in (1, 2)
     ]
@@ -38,7 +38,7 @@ def test_two_jobs_give_what_one_gives(tmp_path: Path) -> None:
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_what_is_stopped_has_a_checkpoint_and_goes_on(tmp_path: Path, jobs: int) -> None:
     table = small_table()
-    table = replace(table, config=table.config.model_copy(update={"rounds": 1_000}), harder=1.0, lrs=(0.05,))
+    table = replace(table, config=table.config.model_copy(update={"rounds": 1_000}), second_target=1.0, lrs=(0.05,))
 
     once = iter([True])
 
@@ -47,12 +47,12 @@ def test_what_is_stopped_has_a_checkpoint_and_goes_on(tmp_path: Path, jobs: int)
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        run_trainings(table, table.methods[:1], 1, Place(tmp_path, "cpu"), jobs, interrupt)
+        run_trainings(table, table.methods[:1], 1, Workspace(tmp_path, "cpu"), jobs, interrupt)
     assert not list(tmp_path.rglob(DONE))
     (checkpoint,) = tmp_path.rglob("checkpoint.safetensors")
     begun = len((checkpoint.parent / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
     assert 0 < begun < 1_000
-    reading = run_trainings(table, table.methods[:1], 1, Place(tmp_path, "cpu"), 1, None)[0][0]
+    reading = run_trainings(table, table.methods[:1], 1, Workspace(tmp_path, "cpu"), 1, None)[0][0]
     assert reading.rounds == 1_000
 
 
@@ -60,7 +60,7 @@ def test_what_fails_in_a_process_is_raised(tmp_path: Path) -> None:
     table = small_table()
     table = replace(table, config=table.config.model_copy(update={"dataset": "mnist"}))
     with pytest.raises(Exception, match="mnist"):
-        run_trainings(table, table.methods[:1], 1, Place(tmp_path, "cpu", tmp_path / "nowhere"), 2, None)
+        run_trainings(table, table.methods[:1], 1, Workspace(tmp_path, "cpu", tmp_path / "nowhere"), 2, None)
 
 
 _PROGRAM = """

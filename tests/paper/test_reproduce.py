@@ -7,12 +7,15 @@ from typing import Any
 import pytest
 
 from fedmpdd.errors import InputError
+from fedmpdd.pages.words import share
 from fedmpdd.privacy.config import AuditConfig
+from fedmpdd.report import Goals, collect
+from fedmpdd.report.numbers import rows_of, tasks_of
 from fedmpdd.simulation.config import parse_config
 from fedmpdd_paper.reproduce import choose_methods, reproduce
 from fedmpdd_paper.table_text import markdown
 from fedmpdd_paper.tables import Method, Table, load_table
-from fedmpdd_paper.trainings import BEATEN, DONE, Place
+from fedmpdd_paper.trainings import BEATEN, DONE, Workspace
 
 
 def small_table() -> Table:
@@ -27,14 +30,14 @@ def small_table() -> Table:
         config=parse_config({**values, "codec": {"name": "fedsgd"}}),
         methods=methods,
         target=0.2,
-        harder=0.995,
+        second_target=0.995,
         lrs=(0.05, 1e37),
     )
 
 
 def test_what_is_missing_is_run_and_what_is_there_is_used(tmp_path: Path) -> None:
     seen: set[str] = set()
-    results = reproduce(small_table(), Place(tmp_path, "cpu"), seeds=2, on_round=lambda name, *_: seen.add(name))
+    results = reproduce(small_table(), Workspace(tmp_path, "cpu"), seeds=2, on_round=lambda name, *_: seen.add(name))
     assert len(seen) == 2 * (2 + 1)  # two step sizes on the first seed, the better one on the second
     rows = {row["codec"]: row for row in results["rows"]}
     assert [row["lr"] for row in rows.values()] == [0.05, 0.05]
@@ -47,16 +50,19 @@ def test_what_is_missing_is_run_and_what_is_there_is_used(tmp_path: Path) -> Non
     assert "(128)" in text
 
     seen.clear()
-    again = reproduce(small_table(), Place(tmp_path, "cpu"), seeds=2, on_round=lambda name, *_: seen.add(name))
+    again = reproduce(small_table(), Workspace(tmp_path, "cpu"), seeds=2, on_round=lambda name, *_: seen.add(name))
     assert not seen
     assert again == results
 
 
 def test_a_table_keeps_its_other_rows(tmp_path: Path) -> None:
-    table, place = small_table(), Place(tmp_path, "cpu")
-    (first,) = reproduce(table, place, seeds=1, methods=table.methods[1:])["rows"]
-    assert reproduce(table, place, seeds=1, methods=table.methods[:1])["rows"][1] == first
-    (alone,) = reproduce(table, place, seeds=2, methods=table.methods[:1])["rows"]  # of the other one seed is missing
+    table, workspace = small_table(), Workspace(tmp_path, "cpu")
+    (first,) = reproduce(table, workspace, seeds=1, methods=table.methods[1:])["rows"]
+    assert reproduce(table, workspace, seeds=1, methods=table.methods[:1])["rows"][1] == first
+    # Of the other one seed is missing.
+    (alone,) = reproduce(table, workspace, seeds=2, methods=table.methods[:1])[
+        "rows"
+    ]  # of the other one seed is missing
     assert alone["codec"] == "fedsgd"
 
 
@@ -72,7 +78,7 @@ def test_codecs_are_audited_with_the_papers_attack_and_the_adaptive_one(
     table = replace(small_table(), lrs=(0.05,))
     shares: list[float] = []
     results = reproduce(
-        table, Place(tmp_path, "cpu"), seeds=1, audited=True, on_attack=lambda _, share: shares.append(share)
+        table, Workspace(tmp_path, "cpu"), seeds=1, audited=True, on_attack=lambda _, share: shares.append(share)
     )
     assert shares[-1] == 1
     for row in results["rows"]:
@@ -82,25 +88,47 @@ def test_codecs_are_audited_with_the_papers_attack_and_the_adaptive_one(
     assert "SSIM of dlg" in markdown(results)
 
     more = replace(table, methods=(*table.methods, Method("top-k", "topk:k=100", None)))
-    later = reproduce(more, Place(tmp_path, "cpu"), seeds=1)
+    later = reproduce(more, Workspace(tmp_path, "cpu"), seeds=1)
     assert [row.get("audit") for row in later["rows"]] == [row["audit"] for row in results["rows"]] + [None]
     assert markdown(later).count("not attacked") == 1
 
 
 def test_a_run_goes_on_until_the_budget_is_spent(tmp_path: Path) -> None:
     """Accuracy at the budget is that of all the bytes, not of those that the target took."""
-    table = replace(small_table(), harder=0.2, lrs=(0.05,), budget=10 * 4 * 7_850 * 13)
-    run = reproduce(table, Place(tmp_path, "cpu"), seeds=1, methods=table.methods[:1])["rows"][0]["runs"][0]
+    table = replace(small_table(), second_target=0.2, lrs=(0.05,), budget=10 * 4 * 7_850 * 13)
+    run = reproduce(table, Workspace(tmp_path, "cpu"), seeds=1, methods=table.methods[:1])["rows"][0]["runs"][0]
     assert run["rounds"] == 13
     assert run["rounds_to_target"] == 8
 
 
 def test_what_cannot_spend_the_budget_ends_when_fedmpdd_has_spent_it(tmp_path: Path) -> None:
     fedmpdd = Method("FedMPDD(m=1000)", "mpdd:m=1000", None)
-    table = replace(small_table(), harder=0.2, lrs=(0.05,), budget=10 * 4 * 1000 * 13)
+    table = replace(small_table(), second_target=0.2, lrs=(0.05,), budget=10 * 4 * 1000 * 13)
     table = replace(table, methods=(fedmpdd, table.methods[1]))
-    runs = [row["runs"][0] for row in reproduce(table, Place(tmp_path, "cpu"), seeds=1)["rows"]]
+    runs = [row["runs"][0] for row in reproduce(table, Workspace(tmp_path, "cpu"), seeds=1)["rows"]]
     assert [run["rounds"] for run in runs] == [13, 13]
+
+
+def test_the_page_says_the_same_accuracy_at_the_budget_as_the_table(tmp_path: Path) -> None:
+    """A run that goes on for its second target has later evaluations within the budget: the table reads none of them.
+
+    Pages once did, and were made without a budget so that nobody saw it.
+    """
+    fedmpdd = Method("FedMPDD(m=1000)", "mpdd:m=1000", None)
+    table = replace(small_table(), lrs=(0.05,), budget=10 * 4 * 1000 * 13)
+    table = replace(table, methods=(fedmpdd, table.methods[1]))
+    _, ours = reproduce(table, Workspace(tmp_path, "cpu"), seeds=2)["rows"]
+    assert [run["rounds"] for run in ours["runs"]] == [24, 24]
+    (task,) = tasks_of(collect([tmp_path]).runs)
+    rows = rows_of(task, Goals((), (table.budget,), table.round_cap))
+    (row,) = (row for row in rows if row.codec == ours["codec"])
+    at_budget = row.at_budget[0].accuracy_by_payload
+    assert at_budget is not None
+    assert row.final_accuracy is not None
+    assert at_budget.mean == ours["ours"]["accuracy_at_budget"]["mean"] != row.final_accuracy.mean
+    page = (tmp_path / "small" / "report.html").read_text(encoding="utf-8")
+    assert "but none after round 13" in page
+    assert f">{share(at_budget)}<" in page
 
 
 def test_a_short_search_chooses_the_step_size(tmp_path: Path) -> None:
@@ -110,7 +138,7 @@ def test_a_short_search_chooses_the_step_size(tmp_path: Path) -> None:
     def on_round(name: str, done: int, *_: object) -> None:
         seen[name] = max(seen.get(name, 0), done)
 
-    results = reproduce(table, Place(tmp_path, "cpu"), seeds=1, methods=table.methods[:1], on_round=on_round)
+    results = reproduce(table, Workspace(tmp_path, "cpu"), seeds=1, methods=table.methods[:1], on_round=on_round)
     assert results["rows"][0]["lr"] == 0.05
     assert seen == {
         "small, FedSGD, search, lr 1e-06, seed 17": 8,
@@ -121,21 +149,21 @@ def test_a_short_search_chooses_the_step_size(tmp_path: Path) -> None:
 
 def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
     table = small_table()
-    whole = reproduce(table, Place(tmp_path / "a", "cpu"), seeds=1, methods=table.methods[:1])
+    whole = reproduce(table, Workspace(tmp_path / "a", "cpu"), seeds=1, methods=table.methods[:1])
 
     def stop(name: str, done: int, *_: object) -> None:
         if done == 20:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        reproduce(table, Place(tmp_path / "b", "cpu"), seeds=1, methods=table.methods[:1], on_round=stop)
+        reproduce(table, Workspace(tmp_path / "b", "cpu"), seeds=1, methods=table.methods[:1], on_round=stop)
     assert not list((tmp_path / "b").rglob(DONE))
-    assert reproduce(table, Place(tmp_path / "b", "cpu"), seeds=1, methods=table.methods[:1]) == whole
+    assert reproduce(table, Workspace(tmp_path / "b", "cpu"), seeds=1, methods=table.methods[:1]) == whole
 
 
 def test_a_step_size_that_lost_is_not_run_to_its_end(tmp_path: Path) -> None:
     table = replace(small_table(), lrs=(0.05, 1e-6))
-    reproduce(table, Place(tmp_path, "cpu"), seeds=1, methods=table.methods[:1])
+    reproduce(table, Workspace(tmp_path, "cpu"), seeds=1, methods=table.methods[:1])
     lost = tmp_path / "small" / "fedsgd" / "lr-1e-06-seed-17"
     assert (lost / DONE).read_text(encoding="utf-8").startswith(BEATEN)
     assert len((lost / "metrics.jsonl").read_text(encoding="utf-8").splitlines()) == 8  # what the winner took

@@ -9,10 +9,10 @@ import pytest
 
 from fedmpdd.errors import ConfigError, InputError
 from fedmpdd.guarantees.guarantees import guarantees
+from fedmpdd.runs.history import History, Round
 from fedmpdd_paper import studies
 from fedmpdd_paper.estimate import done_study
 from fedmpdd_paper.studies import (
-    Price,
     Study,
     Variant,
     VariantRun,
@@ -21,7 +21,7 @@ from fedmpdd_paper.studies import (
     study_names,
     study_text,
 )
-from fedmpdd_paper.trainings import Place
+from fedmpdd_paper.trainings import Workspace
 from tests.simulation.test_engine import BASE
 
 VALUES: dict[str, Any] = {**{key: BASE[key] for key in BASE if key != "lr"}, "rounds": 40, "evaluate_every": 2}
@@ -49,7 +49,7 @@ def test_every_shipped_study_can_be_read() -> None:
 
 
 def test_a_study_from_start_to_table(tmp_path: Path) -> None:
-    results = reproduce_study(STUDY, Place(tmp_path, "cpu"), seeds=2)
+    results = reproduce_study(STUDY, Workspace(tmp_path, "cpu"), seeds=2)
     full, replayed, hopeless = results["rows"]
     assert full["to"][0]["rounds"]["reached"] == 2
     assert full["to"][0]["up"]["mean"] > 100 * replayed["to"][0]["up"]["mean"]
@@ -63,15 +63,15 @@ def test_a_study_from_start_to_table(tmp_path: Path) -> None:
     assert "| hopeless | 1e-06 | 0 of 2 | ended at" in text
     assert "## To 70%" in text
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("metrics.jsonl")}
-    assert reproduce_study(STUDY, Place(tmp_path, "cpu"), seeds=2)["rows"] == results["rows"]
+    assert reproduce_study(STUDY, Workspace(tmp_path, "cpu"), seeds=2)["rows"] == results["rows"]
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("metrics.jsonl")} == before  # only read
 
-    assert done_study(STUDY, 2, Place(tmp_path, "cpu")) == STUDY
-    assert done_study(STUDY, 3, Place(tmp_path, "cpu")).variants == ()
+    assert done_study(STUDY, 2, Workspace(tmp_path, "cpu")) == STUDY
+    assert done_study(STUDY, 3, Workspace(tmp_path, "cpu")).variants == ()
     (studies.folder_of(STUDY, STUDY.variants[1], 17, 0.001, tmp_path) / "done").unlink()
     (studies.folder_of(STUDY, STUDY.variants[2], 123, 1e-6, tmp_path) / "done").unlink()
-    assert done_study(STUDY, 2, Place(tmp_path, "cpu")).variants == STUDY.variants[:1]
-    assert done_study(STUDY, 1, Place(tmp_path, "cpu")).variants == (STUDY.variants[0], STUDY.variants[2])
+    assert done_study(STUDY, 2, Workspace(tmp_path, "cpu")).variants == STUDY.variants[:1]
+    assert done_study(STUDY, 1, Workspace(tmp_path, "cpu")).variants == (STUDY.variants[0], STUDY.variants[2])
 
 
 def summary(mean: float, reached: int = 3) -> dict[str, Any]:
@@ -92,27 +92,29 @@ def test_ratios_are_of_both_directions_and_need_every_seed_of_both_rows(reached_
 
 def test_the_hardest_target_decides_and_what_diverged_loses() -> None:
     def run(lr: float, first: int, hardest: int | None, accuracy: float, diverged: bool = False) -> VariantRun:
-        prices = (Price(first, 1, 1), None if hardest is None else Price(hardest, 1, 1))
-        return VariantRun(17, lr, 100, accuracy, 1, 1, prices, diverged)
+        end = Round(100, 1.0, accuracy, 1, 1)
+        history = History([end], [end], diverged)
+        reached = (Round(first, 1.0, 0.5, 1, 1), None if hardest is None else Round(hardest, 1.0, 0.7, 1, 1))
+        return VariantRun(17, lr, history, reached)
 
     early, late = run(0.1, 5, 90, 0.9), run(0.2, 50, 60, 0.8)
-    assert min(early, late, key=studies._rank) is late
+    assert min(early, late, key=lambda run: run.rank) is late
     blown, calm = run(0.1, 5, None, 0.9, diverged=True), run(0.2, 5, None, 0.3)
-    assert min(blown, calm, key=studies._rank) is calm
+    assert min(blown, calm, key=lambda run: run.rank) is calm
 
 
 def test_a_step_size_that_has_lost_ends_early(tmp_path: Path) -> None:
     study = Study("tiny", "", VALUES, (0.5,), (Variant("two", ("codec.name=fedsgd",), (0.2, 1e-6)),))
-    results = reproduce_study(study, Place(tmp_path, "cpu"), seeds=1)
+    results = reproduce_study(study, Workspace(tmp_path, "cpu"), seeds=1)
     assert results["rows"][0]["lr"] == 0.2
     rounds = results["rows"][0]["to"][0]["rounds"]["mean"]
     lost = studies.read_variant(study, study.variants[0], 17, 1e-6, tmp_path)
-    assert lost.rounds == rounds < 40
+    assert lost.history.last.rounds == rounds < 40
 
 
 def test_without_targets_all_rounds_are_run_and_accuracies_compared(tmp_path: Path) -> None:
     study = Study("tiny", "", {**VALUES, "rounds": 6}, (), (Variant("two", ("codec.name=fedsgd",), (1e-6, 0.2)),))
-    results = reproduce_study(study, Place(tmp_path, "cpu"), seeds=2)
+    results = reproduce_study(study, Workspace(tmp_path, "cpu"), seeds=2)
     (row,) = results["rows"]
     assert (row["lr"], row["rounds"]["mean"]) == (0.2, 6)
     assert f"| two | 0.2 | 2 | 6 | {row['final_accuracy']['mean']:.1%} ± " in study_text(results)

@@ -28,5 +28,5 @@ def test_methods_of_the_paper_are_codecs_here() -> None:
 
 
 def test_a_table_that_is_not_there_is_bad_input() -> None:
-    with pytest.raises(InputError, match="expected all, or one of cifar10-iid-cnn"):
+    with pytest.raises(InputError, match="table 'table-9' is unknown: expected one of cifar10-iid-cnn"):
         load_table("table-9")

@@ -13,6 +13,9 @@ FEDSGD = {"name": "fedsgd"}
 ONE_BIT = {"name": "mpdd", "m": 4, "bits": 1, "family": "hadamard", "keys": "partitioned"}
 ENVIRONMENT = {"from_round": 0, "fedmpdd": "0.1.0", "platform": "Linux", "threads": 2}
 
+METER = {"bits_per_update": 128, "updates_per_client": 3, "bits_revealed": 384, "bits_of_data": 4e4, "share": 0.0096}
+METER["paper"] = 0.01
+
 
 def make_run(
     folder: Path,
@@ -88,7 +91,9 @@ def make_audit(folder: Path, rows: list[dict[str, Any]] | None = None, **run_set
     }
     (folder / "cells").mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
-    (folder / "results.json").write_text(json.dumps({"rows": rows, "config": config}))
+    verdicts = {(row["model"], row["codec"]): row["verdict"] for row in rows}  # of the last attack
+    codecs = [{"model": m, "codec": c, "verdict": v, "meter": METER} for (m, c), v in verdicts.items()]
+    (folder / "results.json").write_text(json.dumps({"rows": rows, "codecs": codecs, "config": config}))
     (folder / "logistic.png").write_bytes(grey_png(2 * 6, (len(rows) + 1) * 5))
     return folder
 

@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
-from fedmpdd.report import collect, write_report
+from fedmpdd.report import Goals, collect, write_report
 from tests.report.made_up import ONE_BIT, make_audit, make_run, make_runs
 
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-LINES = "[...document.querySelectorAll('.plot')].map(p => p.querySelectorAll('.scatterlayer path.js-line').length)"
+LINES = (
+    "[...document.querySelectorAll('.plot[data-task]')]"
+    ".map(p => p.querySelectorAll('.scatterlayer path.js-line').length)"
+)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +37,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> str:
     make_run(folder / "runs" / "c-1", {2: 0.3, 6: 0.4}, codec={"name": "mpdd", "m": 5}, uplink=30, payload=25)
     make_audit(folder / "audit")
     path = folder / "report.html"
-    write_report(path, collect([folder / "runs", folder / "audit"]), (0.7,), (50,))
+    write_report(path, collect([folder / "runs", folder / "audit"]), Goals((0.7,), (50,)))
     return path.as_uri()
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from fedmpdd.errors import RunError
-from fedmpdd.report import tables, write_report
-from fedmpdd.report.collect import Round, collect
+from fedmpdd.report import Goals, tables, write_report
+from fedmpdd.report.collect import collect
+from fedmpdd.runs.history import Round
 from tests.report.made_up import ONE_BIT, audit_row, make_audit, make_run, make_runs
 
 
@@ -28,10 +29,14 @@ def test_bytes_add_up_and_a_run_knows_its_state(tmp_path: Path) -> None:
     with (tmp_path / "cut" / "metrics.jsonl").open("a") as lines:
         lines.write('{"round": 3, "lo')  # the process was killed here
     cut, whole = collect([tmp_path]).runs
-    assert whole.history == (Round(1, 3.0, None, 7, 5), Round(2, None, 0.5, 14, 10), Round(3, 1.0, None, 21, 15))
+    assert whole.history.rounds == [
+        Round(1, 3.0, None, 7, 5, 1000, 2),
+        Round(2, None, 0.5, 14, 10, 2000, 4),
+        Round(3, 1.0, None, 21, 15, 3000, 6),
+    ]
     assert whole.finished
-    assert (cut.finished, len(cut.history), cut.summary) == (False, 3, None)
-    assert [entry.rounds for entry in cut.evaluations] == [2]
+    assert (cut.finished, cut.history.last.rounds, cut.summary) == (False, 3, None)
+    assert [entry.rounds for entry in cut.history.evaluations] == [2]
 
 
 def test_a_run_that_ended_at_a_target_is_finished_until_it_goes_on(tmp_path: Path) -> None:
@@ -54,7 +59,7 @@ def test_a_run_that_has_not_begun_is_unfinished(tmp_path: Path) -> None:
     (folder / "metrics.jsonl").unlink()
     (folder / "environment.json").unlink()
     (run,) = collect([folder]).runs
-    assert (run.finished, run.history, run.starts) == (False, (), ())
+    assert (run.finished, run.history.rounds, run.starts) == (False, [], ())
 
 
 def test_the_same_config_and_seed_count_once_and_the_longer_run_stays(tmp_path: Path) -> None:
@@ -70,7 +75,7 @@ def test_an_audit_without_results_is_unfinished(tmp_path: Path) -> None:
     (folder / "results.json").unlink()
     (folder / "cells" / "one.npz").touch()
     (audit,) = collect([tmp_path]).audits
-    assert (audit.results, audit.cells) == (None, 1)
+    assert (audit.results, audit.attacks) == (None, 1)
 
 
 def edit_line(number: int, **changes: object) -> Callable[[Path], None]:
@@ -121,8 +126,11 @@ def test_a_damaged_run_is_refused_with_what_came_and_what_to_do(
     ("damage", "message"),
     [
         (write("results.json", "["), r"results.json is damaged"),
-        (write("results.json", '{"rows": []}'), r"expected a table with rows and config; delete the file and repeat"),
-        (write("results.json", '{"rows": [], "config": {}}'), r"is not of an audit: expected tables config and audit"),
+        (write("results.json", '{"rows": []}'), r"expected a table with rows, codecs and config; delete the"),
+        (
+            write("results.json", '{"rows": [], "codecs": [], "config": {}}'),
+            r"is not of an audit: expected tables config and audit",
+        ),
     ],
 )
 def test_a_damaged_audit_is_refused(tmp_path: Path, damage: Callable[[Path], None], message: str) -> None:
@@ -135,10 +143,11 @@ def test_a_damaged_audit_is_refused(tmp_path: Path, damage: Callable[[Path], Non
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"verdict": 3}, "row 0 is damaged: expected words for model, codec, attack, verdict"),
+        ({"verdict": 3}, "row 0 is damaged: verdict = 3, expected a text"),
         ({"ssim": "high"}, "ssim = 'high', expected a number"),
-        ({"ssim_each": None}, "ssim_each, expected numbers"),
+        ({"ssim_each": None}, "ssim_each = None, expected a list of numbers"),
         ({"linkage": "all"}, "linkage = 'all'"),
+        ({"history": [[1]]}, r"history = \[\[1\]\], expected null or pairs"),
     ],
 )
 def test_a_damaged_row_of_an_audit_is_refused(tmp_path: Path, change: dict[str, object], message: str) -> None:
@@ -187,7 +196,7 @@ def test_a_report_imports_nothing_that_a_folder_names(tmp_path: Path, monkeypatc
     make_run(tmp_path / "runs" / "one", {2: 0.5}, model="named_for_tests:Net")
     make_run(tmp_path / "runs" / "two", {2: 0.5}, model="os:abort", seed=2)
     found = collect([tmp_path / "runs"])
-    tables(found, (0.4,), ())
-    write_report(tmp_path / "page.html", found, (0.4,), ())
+    tables(found, Goals((0.4,)))
+    write_report(tmp_path / "page.html", found, Goals((0.4,)))
     assert (tmp_path / "page.html").is_file()
     assert "named_for_tests" not in sys.modules

@@ -7,13 +7,14 @@ import pytest
 
 from fedmpdd.errors import ConfigError
 from fedmpdd.report.collect import collect
-from fedmpdd.report.numbers import Row, Statistic, rows_of, statistic, tables, tasks_of
+from fedmpdd.report.numbers import Goals, Row, rows_of, tables, tasks_of
+from fedmpdd.runs.history import Statistic, statistic
 from tests.report.made_up import ONE_BIT, make_audit, make_run, make_runs
 
 
 def rows(folder: Path, *, targets: tuple[float, ...] = (), budgets: tuple[int, ...] = ()) -> list[Row]:
     (task,) = tasks_of(collect([folder]).runs)
-    return rows_of(task, targets, budgets)
+    return rows_of(task, Goals(targets, budgets))
 
 
 def close(value: Statistic | None, mean: float, sd: float) -> bool:
@@ -115,13 +116,13 @@ def test_wishes_that_cannot_be_meant(
     tmp_path: Path, targets: tuple[float, ...], budgets: tuple[int, ...], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        tables(collect([make_runs(tmp_path)]), targets, budgets)
+        tables(collect([make_runs(tmp_path)]), Goals(targets, budgets))
 
 
 def test_the_document_holds_rows_audits_and_what_was_left_out(tmp_path: Path) -> None:
     make_runs(tmp_path)
     make_audit(tmp_path / "z")
-    document = tables(collect([tmp_path]), (0.7,), (50,))
+    document = tables(collect([tmp_path]), Goals((0.7,), (50,)))
     assert document["rows"][0]["codec"] == "fedsgd"
     assert document["rows"][0]["to_target"][0]["uplink_bytes"]["mean"] == 500
     assert document["audits"][0]["finished"]

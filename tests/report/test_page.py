@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fedmpdd.errors import RunError
-from fedmpdd.report import collect, write_report
+from fedmpdd.report import Goals, collect, write_report
 from fedmpdd.report.page import render
 from tests.report.made_up import audit_row, make_audit, make_run, make_runs
 
@@ -20,7 +20,7 @@ def without_plotly(page: str) -> str:
 def test_the_page_holds_everything_and_loads_nothing(tmp_path: Path) -> None:
     make_runs(tmp_path)
     make_audit(tmp_path / "z")
-    page = render(collect([tmp_path]), (0.7,), (50,))
+    page = render(collect([tmp_path]), Goals((0.7,), (50,)))
     assert page.count("* plotly.js v") == 1
     text = without_plotly(page)
     assert len(text) < 100_000
@@ -33,7 +33,7 @@ def test_the_page_holds_everything_and_loads_nothing(tmp_path: Path) -> None:
     assert "http://" not in text
     assert "https://" not in text
     assert " src=" not in text
-    assert page == render(collect([tmp_path]), (0.7,), (50,))
+    assert page == render(collect([tmp_path]), Goals((0.7,), (50,)))
 
 
 def test_what_comes_from_folders_is_escaped(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_what_comes_from_folders_is_escaped(tmp_path: Path) -> None:
 def test_unfinished_runs_and_audits_are_shown_as_such(tmp_path: Path) -> None:
     make_run(tmp_path / "cut", {2: 0.5}, done=3)
     (make_audit(tmp_path / "audit") / "results.json").unlink()
-    text = without_plotly(render(collect([tmp_path]), (0.5,)))
+    text = without_plotly(render(collect([tmp_path]), Goals((0.5,))))
     assert "its numbers are those after 3 of 6 rounds" in text
     assert "unfinished: 3 of 6" in text
     assert "0 attacks done, no verdicts yet" in text
@@ -68,10 +68,11 @@ def test_runs_that_ended_early_say_so(tmp_path: Path) -> None:
     assert "Unfinished" not in text
 
 
-def test_an_audit_alone_needs_no_plots(tmp_path: Path) -> None:
+def test_an_audit_alone_is_shown_with_its_bars_and_what_was_counted(tmp_path: Path) -> None:
     page = render(collect([make_audit(tmp_path / "audit")]))
-    assert "plotly.js" not in page
     assert "<title>What an attacker gets</title>" in page
+    assert page.count('class="plot"') == 1  # this audit kept no curves
+    assert "What counting alone says" in page
 
 
 def test_the_verdict_on_a_codec_is_that_of_its_strongest_attack(tmp_path: Path) -> None:
@@ -79,7 +80,7 @@ def test_the_verdict_on_a_codec_is_that_of_its_strongest_attack(tmp_path: Path) 
         audit_row("mpdd:m=4", "dlg", "inconclusive", 0.3),
         audit_row("mpdd:m=4", "adaptive", "nothing beyond the class mean", 0.2),
     ]
-    page = render(collect([make_audit(tmp_path / "audit", rows)]))
+    page = without_plotly(render(collect([make_audit(tmp_path / "audit", rows)])))
     line = re.search(r"<li><strong>mpdd:<wbr>m=4</strong>.*?</li>", page, flags=re.DOTALL)
     assert line is not None
     assert "nothing beyond the class mean" in line[0]

@@ -18,24 +18,25 @@ def test_codecs_are_described_in_a_word() -> None:
 
 def test_targets_and_budgets() -> None:
     target, budget = 0.5, 30_000
-    full, bit = compare(CONFIG, ["mpdd:m=400", "mpdd:m=400:bits=1"], target=target, budget=budget)
-    assert full.rounds == bit.rounds == 40
+    compared = compare(CONFIG, ["mpdd:m=400", "mpdd:m=400:bits=1"], target=target, budget=budget)
+    full, bit = (comparison.as_dict() for comparison in compared)
+    assert full["rounds"] == bit["rounds"] == 40
     for row in (full, bit):
-        reached = next((rounds, sent) for rounds, sent, accuracy in row.history if accuracy >= target)
-        assert (row.rounds_to_target, row.bytes_to_target) == reached
-        assert row.uplink_bytes == row.history[-1][1]
-        assert row.final_accuracy == row.history[-1][2]
-    assert full.accuracy_at_budget is None  # five rounds of float32 are over it already
-    assert bit.accuracy_at_budget == next(a for _, sent, a in reversed(bit.history) if sent <= budget)
+        reached = next((rounds, sent) for rounds, sent, accuracy in row["history"] if accuracy >= target)
+        assert (row["rounds_to_target"], row["bytes_to_target"]) == reached
+        assert row["uplink_bytes"] == row["history"][-1][1]
+        assert row["final_accuracy"] == row["history"][-1][2]
+    assert full["accuracy_at_budget"] is None  # five rounds of float32 are over it already
+    assert bit["accuracy_at_budget"] == next(a for _, sent, a in reversed(bit["history"]) if sent <= budget)
 
 
 def test_it_can_stop_at_the_target_and_say_that_it_was_not_reached() -> None:
-    (early,) = compare(CONFIG, ["mpdd:m=400"], target=0.3, stop_at_target=True)
-    assert early.rounds == early.rounds_to_target
-    assert early.rounds < 40
-    (never,) = compare(CONFIG, ["mpdd:m=1"], target=0.99)
-    assert never.bytes_to_target is None
-    assert never.rounds_to_target is None
+    (comparison,) = compare(CONFIG, ["mpdd:m=400"], target=0.3, stop_at_target=True)
+    early = comparison.as_dict()
+    assert early["rounds"] == early["rounds_to_target"] < 40
+    assert comparison.run.state == "ended early"
+    (comparison,) = compare(CONFIG, ["mpdd:m=1"], target=0.99)
+    assert comparison.as_dict()["bytes_to_target"] is comparison.as_dict()["rounds_to_target"] is None
 
 
 def test_everything_is_checked_before_the_first_round() -> None:
@@ -56,6 +57,7 @@ def test_a_codec_that_fails_does_not_take_the_others_along() -> None:
     failed, sound = compare(config, ["mpdd:m=4", "laplace:noise=0.1"])
     assert failed.error is not None
     assert "finite" in failed.error or "too large" in failed.error
+    assert failed.run.state == "diverged"
     assert sound.codec.startswith("laplace")
 
 

@@ -20,7 +20,8 @@ from safetensors.torch import load_file, save_file
 
 from fedmpdd.errors import GradientError, InputError, RunError
 from fedmpdd.runs import folders
-from fedmpdd.runs.folders import Run, free_folder, read_metrics
+from fedmpdd.runs.folders import Run, free_folder
+from fedmpdd.runs.history import read_config, read_metrics
 from fedmpdd.server import checkpoints
 from fedmpdd.simulation import parse_config
 from tests.simulation.test_engine import BASE
@@ -119,7 +120,7 @@ def test_flipped_bits_of_a_checkpoint_are_errors_and_never_another_model(tmp_pat
     Run.create(folder, CONFIG).train()
     path = folder / "checkpoint.safetensors"
     whole = path.read_bytes()
-    config = folders.read_config(folder)
+    config = read_config(folder)
     for bit in random.Random(3).sample(range(8 * len(whole)), 300):
         changed = bytearray(whole)
         changed[bit // 8] ^= 1 << bit % 8

@@ -18,16 +18,14 @@ def data_list(data_dir: DataDir = None, as_json: Json = False) -> None:
     folder = data_folder(data_dir)
     rows = []
     for name, source in DATASETS.items():
-        found = len(source.find(folder)) if source.find else 0
-        state = "comes with the package" if not source.files else f"{found} files" if found else "not here"
+        files = len(source.find(folder)) if source.find else 0
+        state = "comes with the package" if not source.files else f"{files} files" if files else "not here"
         rows.append({"dataset": name, "state": state})
     if as_json:
         print_json({"folder": str(folder), "rows": rows})
         return
-    result = table(f"in {folder}", {"dataset": "left", "state": "left"})
-    for row in rows:
-        result.add_row(row["dataset"], row["state"])
-    output(False).print(result)
+    cells = [[row["dataset"], row["state"]] for row in rows]
+    output(False).print(table(f"in {folder}", {"dataset": "left", "state": "left"}, cells))
 
 
 @app.command("fetch")

@@ -1,8 +1,6 @@
 """What all commands have in common: options, and how they print."""
 
-import importlib.util
 import json
-import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,9 +11,19 @@ import typer
 from rich.console import Console
 
 from fedmpdd.display import messages
-from fedmpdd.errors import InputError, MissingDependencyError
+from fedmpdd.errors import MissingDependencyError, RunError
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document; everything else goes to standard error.")]
+Config = Annotated[str, typer.Argument(help="A TOML file, or a shipped name such as demo or lenet-fmnist.")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="Changes, like codec.m=400.")]
+TrustImports = Annotated[
+    bool,
+    typer.Option("--trust-imports", help="Import and call the model that the folder names, like package.module:Net."),
+]
+TrustedModel = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[model=PATH]", help="The import path that the folder must name; then it is trusted."),
+]
 DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Folder with the datasets; default: FEDMPDD_DATA.")]
 
 
@@ -54,12 +62,9 @@ def said_how_to_go_on(text: str) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def check_page(path: Path, option: str = "--out") -> None:
-    """Raise before the first round what would otherwise stop the page after the last one."""
-    if importlib.util.find_spec("plotly") is None:
-        raise MissingDependencyError("the page needs plotly, which is missing; in the checkout, pip install '.[train]'")
-    folder = path.resolve().parent
-    if path.is_dir() or not path.name:
-        raise InputError(f"{option} {path} is a folder; name a file in it")
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise InputError(f"{option} {path}: its folder does not exist or cannot be written to; choose another place")
+def trusted_models(given: list[str], trust_imports: bool, problem: str) -> bool | str:
+    """Return what may be imported: anything, the model that was given by its path, or nothing."""
+    paths = {text.removeprefix("model=") for text in given if text.startswith("model=")}
+    if len(paths) != len(given):
+        raise RunError(problem)
+    return trust_imports or (paths.pop() if paths else False)

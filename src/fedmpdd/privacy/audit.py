@@ -6,10 +6,9 @@
     AUDIT/index.html             the page
     AUDIT/MODEL.png              all reconstructions, a line per row of the results
 
-A cell that is there is not attacked again, so that an audit that was stopped goes on where it was.
+An attack whose result is there is not made again, so that an audit that was stopped goes on where it was.
 """
 
-import re
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
@@ -21,18 +20,21 @@ from zipfile import BadZipFile
 import numpy as np
 from pydantic import ValidationError
 
-from fedmpdd.documents import read_json
+from fedmpdd.documents import read_json, write_json
 from fedmpdd.errors import RunError
-from fedmpdd.privacy.cells import make_cell
+from fedmpdd.pages.audits import CELLS as CELLS
+from fedmpdd.pages.audits import CONFIG, file_name
+from fedmpdd.pages.audits import RESULTS as RESULTS
+from fedmpdd.privacy.attack_results import make_result
+from fedmpdd.privacy.case import Case, make_case
 from fedmpdd.privacy.config import Audit
-from fedmpdd.privacy.findings import Cells, Section, codec_summary, row_of
-from fedmpdd.privacy.page import picture, write_page
-from fedmpdd.privacy.scene import Scene, set_scene
-from fedmpdd.runs.folders import FolderLock, write_json
+from fedmpdd.privacy.page import write_page, write_picture
+from fedmpdd.privacy.rows import AttackResults, Section, codec_summary, row_of
+from fedmpdd.runs.folders import FolderLock
 
-CONFIG, RESULTS, CELLS, PAGE = "config.json", "results.json", "cells", "index.html"
+PAGE = "index.html"
 METERED_SETTINGS = ("clients", "clients_per_round", "participation", "rounds", "partition")  # change no attack
-OnProgress = Callable[[str, float], None]  # the cell at work, and how much of the whole audit is done
+OnProgress = Callable[[str, float], None]  # the attack at work, and how much of the whole audit is done
 
 
 def run_audit(
@@ -43,22 +45,22 @@ def run_audit(
     jobs: how many processes attack at a time; the results are the same.
     """
     audits = audit.by_model()
-    scenes = [set_scene(own, data_dir) for own in audits]  # before anything is written: they may refuse the config
+    cases = [make_case(part, data_dir) for part in audits]  # before anything is written: they may refuse the config
     lock = _take(folder, audit)
     if jobs > 1:
         _attack_apart(audits, folder, data_dir, progress, jobs)
     sections = []
-    for number, (own, scene) in enumerate(zip(audits, scenes, strict=True)):
+    for number, (part, case) in enumerate(zip(audits, cases, strict=True)):
 
         def report(name: str, share: float, number: int = number) -> None:
             if progress is not None:
                 progress(name, (number + share) / len(audits))
 
-        sections.append(_section(own, scene, folder, report))
+        sections.append(_section(part, case, folder, report))
     results = {
         "rows": [row.as_dict() for section in sections for row in section.rows],
         "codecs": [
-            codec_summary(section.audit, section.scene, text, section.rows)
+            codec_summary(section.audit, section.case, text, section.rows)
             for section in sections
             for text in section.audit.codec_texts()
         ],
@@ -69,9 +71,9 @@ def run_audit(
         "config": audit.model_dump(mode="json"),
     }
     write_json(folder / RESULTS, results)
-    write_page(folder / PAGE, results, sections)
     for section in sections:
-        (folder / f"{_file_name(section.audit.config.model)}.png").write_bytes(picture(section))
+        write_picture(folder, section)
+    write_page(folder / PAGE)
     del lock
     return results
 
@@ -79,24 +81,26 @@ def run_audit(
 def is_attacked(audit: Audit, folder: Path) -> bool:
     """Return whether all attacks of an audit, and those on its control, were made in this folder."""
     return all(
-        _cell_path(folder, own, text, attack).is_file() for own in audit.by_model() for text, attack in _cells_of(own)
+        _result_path(folder, part, text, attack).is_file()
+        for part in audit.by_model()
+        for text, attack in _attacks_of(part)
     )
 
 
 def _attack_apart(
     audits: list[Audit], folder: Path, data_dir: Path | None, progress: OnProgress | None, jobs: int
 ) -> None:
-    """Make the cells that are missing, each in a process that is busy with no other one."""
+    """Make the attacks that are missing, each in a process that is busy with no other one."""
     todo = [
-        (own, text, attack)
-        for own in audits
-        for text, attack in _cells_of(own)
-        if not _cell_path(folder, own, text, attack).is_file()
+        (part, text, attack)
+        for part in audits
+        for text, attack in _attacks_of(part)
+        if not _result_path(folder, part, text, attack).is_file()
     ]
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:  # a fork would take PyTorch's threads with it
         begun = {
-            pool.submit(_make_apart, own, text, attack, folder, data_dir): f"{own.config.model}, {attack} on {text}"
-            for own, text, attack in todo
+            pool.submit(_make_apart, part, text, attack, folder, data_dir): f"{part.config.model}, {attack} on {text}"
+            for part, text, attack in todo
         }
         try:
             for done, future in enumerate(as_completed(begun), start=1):
@@ -109,40 +113,40 @@ def _attack_apart(
 
 
 def _make_apart(audit: Audit, text: str, attack: str, folder: Path, data_dir: Path | None) -> None:
-    """Make one cell in a process of its own; scenes are the same wherever they are set."""
-    path = _cell_path(folder, audit, text, attack)
-    make_cell(audit, set_scene(audit, data_dir), text, attack, path, lambda _: None)
+    """Make one attack in a process of its own; cases are the same wherever they are made."""
+    path = _result_path(folder, audit, text, attack)
+    make_result(audit, make_case(audit, data_dir), text, attack, path, lambda _: None)
 
 
-def _cells_of(audit: Audit) -> list[tuple[str, str]]:
+def _attacks_of(audit: Audit) -> list[tuple[str, str]]:
     return [(text, attack) for text in audit.codec_texts() for attack in audit.audit.attacks]
 
 
-def _cell_path(folder: Path, audit: Audit, text: str, attack: str) -> Path:
-    return folder / CELLS / f"{_file_name(audit.config.model)}-{_file_name(text)}-{attack}.npz"
+def _result_path(folder: Path, audit: Audit, text: str, attack: str) -> Path:
+    return folder / CELLS / f"{file_name(audit.config.model)}-{file_name(text)}-{attack}.npz"
 
 
-def _section(audit: Audit, scene: Scene, folder: Path, progress: OnProgress) -> Section:
-    todo = _cells_of(audit)
-    guesses = scene.guesses
-    cells: Cells = {}
+def _section(audit: Audit, case: Case, folder: Path, progress: OnProgress) -> Section:
+    todo = _attacks_of(audit)
+    guesses = case.guesses
+    attacked: AttackResults = {}
     for number, (text, attack) in enumerate(todo):
 
         def report(share: float, number: int = number, name: str = f"{attack} on {text}") -> None:
             progress(f"{audit.config.model}, {name}", (number + share) / len(todo))
 
         report(0.0)
-        path = _cell_path(folder, audit, text, attack)
+        path = _result_path(folder, audit, text, attack)
         if not path.is_file():
-            make_cell(audit, scene, text, attack, path, report)
+            make_result(audit, case, text, attack, path, report)
         try:
             with np.load(path) as stored:
-                cells[text, attack] = {name: stored[name] for name in stored.files}
+                attacked[text, attack] = {name: stored[name] for name in stored.files}
         except (OSError, ValueError, BadZipFile) as error:
             raise RunError(f"{path} is damaged: {error}; delete it, and the attack is made again") from None
-    rows = [row_of(audit, scene, text, attack, cells, guesses["class mean"]) for text, attack in todo]
+    rows = [row_of(audit, case, text, attack, attacked, guesses["class mean"]) for text, attack in todo]
     progress(audit.config.model, 1.0)
-    return Section(audit, scene, guesses, cells, rows)
+    return Section(audit, case, guesses, attacked, rows)
 
 
 def _take(folder: Path, audit: Audit) -> FolderLock:
@@ -175,7 +179,3 @@ def _take(folder: Path, audit: Audit) -> FolderLock:
             raise RunError(f"{folder} holds an audit with other settings; choose another --out, or delete it")
     write_json(path, audit.model_dump(mode="json"))
     return lock
-
-
-def _file_name(text: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", text.lower())

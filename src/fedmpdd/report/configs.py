@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedmpdd.pages.words import NOTHING, flatten
 from fedmpdd.simulation.config import RunConfig, codec_words
-
-ABSENT = "–"
 
 
 @dataclass(frozen=True)
@@ -23,24 +22,13 @@ def differences(tables: Sequence[dict[str, Any]]) -> Differences:
     """Split tables of settings; a key that some of them lack is a difference."""
     flat = [flatten(table) for table in tables]
     keys = list(dict.fromkeys(key for table in flat for key in table))
-    same = [key for key in keys if all(table.get(key, ABSENT) == flat[0].get(key, ABSENT) for table in flat)]
+    same = [key for key in keys if all(table.get(key, NOTHING) == flat[0].get(key, NOTHING) for table in flat)]
     differing = [key for key in keys if key not in same]
     return Differences(
-        {key: flat[0][key] for key in same if flat[0][key] != ABSENT},
+        {key: flat[0][key] for key in same if flat[0][key] != NOTHING},
         differing,
-        [[table.get(key, ABSENT) for key in differing] for table in flat],
+        [[table.get(key, NOTHING) for key in differing] for table in flat],
     )
-
-
-def flatten(table: dict[str, Any], prefix: str = "") -> dict[str, str]:
-    """Inner tables as dotted keys, values as texts."""
-    result: dict[str, str] = {}
-    for key, value in table.items():
-        if isinstance(value, dict):
-            result |= flatten(value, f"{prefix}{key}.")
-        else:
-            result[prefix + key] = ABSENT if value is None else str(value)
-    return result
 
 
 def identity(config: RunConfig, **changed: Any) -> str:
@@ -52,5 +40,5 @@ def codec_text(config: RunConfig) -> str:
     """The codec in the words of `fedmpdd compare --codecs`, all that is not default included."""
     codec = config.codec
     values = codec.model_dump(mode="json", exclude_defaults=True, exclude={"name"})
-    own = sorted(values, key=lambda key: key in type(codec).model_fields)  # the codec's own parameters come first
-    return codec_words(codec.name, {key: values[key] for key in own})
+    names = sorted(values, key=lambda key: key in type(codec).model_fields)  # the codec's own parameters come first
+    return codec_words(codec.name, {key: values[key] for key in names})

@@ -3,38 +3,31 @@
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from statistics import fmean, stdev
-from typing import Any, Literal
+from typing import Any
 
 from fedmpdd.errors import ConfigError
-from fedmpdd.report.collect import Collection, Round, RunRecord
+from fedmpdd.report.collect import Collection
 from fedmpdd.report.configs import codec_text, differences, identity
-
-Count = Literal["uplink_bytes", "payload_bytes"]  # whole frames, or scale and scalars alone as the paper counts
-_COUNTS: tuple[Count, Count] = ("uplink_bytes", "payload_bytes")
+from fedmpdd.runs.history import RunRecord, Statistic, statistic
 
 
 @dataclass(frozen=True)
-class Statistic:
-    """Mean and sample standard deviation over the seeds that have a value; no deviation of a single one."""
+class Goals:
+    """What the tables of a report say besides the final accuracy; None asks for nothing more."""
 
-    mean: float
-    sd: float | None
-    seeds: int  # those with a value
-    of: int
+    targets: Sequence[float] = ()  # accuracies to reach
+    budgets: Sequence[int] = ()  # bytes to stay within
+    round_cap: int | None = None  # accuracy within a budget is read no later
 
-    @property
-    def complete(self) -> bool:
-        """Whether every seed has a value."""
-        return self.seeds == self.of
-
-
-def statistic(values: Sequence[float | None]) -> Statistic | None:
-    """Sum up one number per seed; None where a seed has none, or where no seed has one."""
-    there = [value for value in values if value is not None]
-    if not there:
-        return None
-    return Statistic(fmean(there), stdev(there) if len(there) > 1 else None, len(there), len(values))
+    def __post_init__(self) -> None:
+        for target in self.targets:
+            if not (math.isfinite(target) and 0 < target <= 1):
+                raise ConfigError(
+                    f"--target {target:g} is no accuracy: expected a number above 0 and up to 1, like 0.6"
+                )
+        for budget in self.budgets:
+            if budget < 1:
+                raise ConfigError(f"--budget {budget} is no number of bytes: expected 1 or more")
 
 
 @dataclass(frozen=True)
@@ -98,6 +91,7 @@ class Row:
     seeds: list[int]  # of the runs that are counted
     runs: int
     finished: int
+    diverged: int  # of those that are counted
     rounds: int  # that every counted run has
     most_rounds: int  # that any of them has: runs may end at a target
     rounds_wanted: int
@@ -131,54 +125,46 @@ def _named(groups: list[list[RunRecord]]) -> list[Group]:
     return named
 
 
-def reached(run: RunRecord, target: float) -> Round | None:
-    """The first evaluation at which the target was met."""
-    return next((entry for entry in run.evaluations if entry.accuracy is not None and entry.accuracy >= target), None)
-
-
-def accuracy_within(run: RunRecord, budget: int, count: Count) -> float | None:
-    """The accuracy of the last evaluation that the budget allows."""
-    allowed = [entry.accuracy for entry in run.evaluations if getattr(entry, count) <= budget]
-    return allowed[-1] if allowed else None
-
-
-def rows_of(task: Task, targets: Sequence[float] = (), budgets: Sequence[int] = ()) -> list[Row]:
+def rows_of(task: Task, goals: Goals) -> list[Row]:
     """One row per group, each against the first."""
     rows: list[Row] = []
     for group in task.groups:
-        first = rows[0] if rows else None
-        runs = group.counted
-        final = statistic([run.evaluations[-1].accuracy if run.evaluations else None for run in runs])
-        sent = [run.history[-1] if run.history else Round(0, None, None, 0, 0) for run in runs]
-        rows.append(
-            Row(
-                dataset=task.dataset,
-                model=task.model,
-                name=group.name,
-                codec=codec_text(runs[0].config),
-                seeds=[run.seed for run in runs],
-                runs=len(group.runs),
-                finished=group.finished,
-                rounds=min(entry.rounds for entry in sent),
-                most_rounds=max(entry.rounds for entry in sent),
-                rounds_wanted=runs[0].config.rounds,
-                final_accuracy=final,
-                against_first=_difference(final, first.final_accuracy if first else final),
-                uplink_bytes=statistic([entry.uplink_bytes for entry in sent]),
-                payload_bytes=statistic([entry.payload_bytes for entry in sent]),
-                to_target=[
-                    _to_target(runs, target, first.to_target[i] if first else None) for i, target in enumerate(targets)
-                ],
-                at_budget=[
-                    _at_budget(runs, budget, first.at_budget[i] if first else None) for i, budget in enumerate(budgets)
-                ],
-            )
-        )
+        rows.append(_row(task, group, goals, rows[0] if rows else None))
     return rows
 
 
+def _row(task: Task, group: Group, goals: Goals, first: Row | None) -> Row:
+    runs = group.counted
+    final = statistic([run.history.final_accuracy for run in runs])
+    ends = [run.history.last for run in runs]
+    return Row(
+        dataset=task.dataset,
+        model=task.model,
+        name=group.name,
+        codec=codec_text(runs[0].config),
+        seeds=[run.seed for run in runs],
+        runs=len(group.runs),
+        finished=group.finished,
+        diverged=sum(run.history.diverged for run in runs),
+        rounds=min(entry.rounds for entry in ends),
+        most_rounds=max(entry.rounds for entry in ends),
+        rounds_wanted=runs[0].config.rounds,
+        final_accuracy=final,
+        against_first=_difference(final, first.final_accuracy if first else final),
+        uplink_bytes=statistic([entry.uplink_bytes for entry in ends]),
+        payload_bytes=statistic([entry.payload_bytes for entry in ends]),
+        to_target=[
+            _to_target(runs, target, first.to_target[i] if first else None) for i, target in enumerate(goals.targets)
+        ],
+        at_budget=[
+            _at_budget(runs, budget, goals.round_cap, first.at_budget[i] if first else None)
+            for i, budget in enumerate(goals.budgets)
+        ],
+    )
+
+
 def _to_target(runs: list[RunRecord], target: float, first: ToTarget | None) -> ToTarget:
-    entries = [reached(run, target) for run in runs]
+    entries = [run.history.first_at(target) for run in runs]
     rounds, uplink, payload = (
         statistic([None if entry is None else getattr(entry, key) for entry in entries])
         for key in ("rounds", "uplink_bytes", "payload_bytes")
@@ -193,8 +179,9 @@ def _to_target(runs: list[RunRecord], target: float, first: ToTarget | None) -> 
     )
 
 
-def _at_budget(runs: list[RunRecord], budget: int, first: AtBudget | None) -> AtBudget:
-    frames, payload = (statistic([accuracy_within(run, budget, count) for run in runs]) for count in _COUNTS)
+def _at_budget(runs: list[RunRecord], budget: int, round_cap: int | None, first: AtBudget | None) -> AtBudget:
+    frames = statistic([run.history.accuracy_at(budget, "uplink_bytes", round_cap) for run in runs])
+    payload = statistic([run.history.accuracy_at(budget, "payload_bytes", round_cap) for run in runs])
     return AtBudget(
         budget=budget,
         accuracy=frames,
@@ -204,41 +191,30 @@ def _at_budget(runs: list[RunRecord], budget: int, first: AtBudget | None) -> At
     )
 
 
-def _ratio(own: Statistic | None, first: Statistic | None) -> float | None:
+def _ratio(value: Statistic | None, first: Statistic | None) -> float | None:
     # The mean over the seeds that got there flatters a group in which some did not.
-    if own is None or first is None or not own.complete or not first.complete or first.mean == 0:
+    if value is None or first is None or not value.complete or not first.complete or first.mean == 0:
         return None
-    return own.mean / first.mean
+    return value.mean / first.mean
 
 
-def _difference(own: Statistic | None, first: Statistic | None) -> float | None:
-    if own is None or first is None or not own.complete or not first.complete:
+def _difference(value: Statistic | None, first: Statistic | None) -> float | None:
+    if value is None or first is None or not value.complete or not first.complete:
         return None
-    return own.mean - first.mean
+    return value.mean - first.mean
 
 
-def check_wishes(targets: Sequence[float], budgets: Sequence[int]) -> None:
-    """Raise ConfigError for a target or a budget that cannot be meant."""
-    for target in targets:
-        if not (math.isfinite(target) and 0 < target <= 1):
-            raise ConfigError(f"--target {target:g} is no accuracy: expected a number above 0 and up to 1, like 0.6")
-    for budget in budgets:
-        if budget < 1:
-            raise ConfigError(f"--budget {budget} is no number of bytes: expected 1 or more")
-
-
-def tables(found: Collection, targets: Sequence[float] = (), budgets: Sequence[int] = ()) -> dict[str, Any]:
+def tables(collection: Collection, goals: Goals) -> dict[str, Any]:
     """Return what `fedmpdd report --json` prints of the tables."""
-    check_wishes(targets, budgets)
     return {
-        "rows": [asdict(row) for task in tasks_of(found.runs) for row in rows_of(task, targets, budgets)],
+        "rows": [asdict(row) for task in tasks_of(collection.runs) for row in rows_of(task, goals)],
         "audits": [
-            {"folder": str(audit.folder), "finished": audit.results is not None, **(_verdicts(audit.results))}
-            for audit in found.audits
+            {
+                "folder": str(audit.folder),
+                "finished": audit.results is not None,
+                "rows": [] if audit.results is None else audit.results["rows"],
+            }
+            for audit in collection.audits
         ],
-        "left_out": found.left_out,
+        "left_out": collection.left_out,
     }
-
-
-def _verdicts(results: dict[str, Any] | None) -> dict[str, Any]:
-    return {"rows": [] if results is None else results["rows"]}

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from fedmpdd.report.collect import Round, RunRecord
-from fedmpdd.report.numbers import Group, Task, statistic
+from fedmpdd.report.numbers import Group, Task
+from fedmpdd.runs.history import Round, RunRecord, statistic
 
 LOSS_POINTS = 400  # a loss is noted every round; more points than pixels would only make the page heavy
 
@@ -29,22 +29,25 @@ def _both(runs: list[RunRecord]) -> dict[str, Any]:
 
 def accuracy_curve(runs: Sequence[RunRecord]) -> dict[str, list[Any]]:
     """Test accuracy at the evaluations that all runs have."""
-    by_round = [{entry.rounds: entry for entry in run.evaluations} for run in runs]
-    shared = [rounds for rounds in by_round[0] if all(rounds in own for own in by_round)]
+    by_round = [{entry.rounds: entry for entry in run.history.evaluations} for run in runs]
+    shared = [rounds for rounds in by_round[0] if all(rounds in entries for entries in by_round)]
     return _curve(
-        [([own[rounds] for own in by_round], [own[rounds].accuracy for own in by_round]) for rounds in shared]
+        [
+            ([entries[rounds] for entries in by_round], [entries[rounds].accuracy for entries in by_round])
+            for rounds in shared
+        ]
     )
 
 
 def loss_curve(runs: Sequence[RunRecord]) -> dict[str, list[Any]]:
     """Training loss over the rounds that all runs have; many rounds are averaged to one point."""
-    length = min(len(run.history) for run in runs)
+    length = min(len(run.history.rounds) for run in runs)
     width = loss_window(length)
     points = []
     for start in range(0, length, width):
-        parts = [run.history[start : min(start + width, length)] for run in runs]
+        parts = [run.history.rounds[start : min(start + width, length)] for run in runs]
         losses = [[entry.loss for entry in part if entry.loss is not None] for part in parts]
-        points.append(([part[-1] for part in parts], [fmean(own) if own else None for own in losses]))
+        points.append(([part[-1] for part in parts], [fmean(seen) if seen else None for seen in losses]))
     return _curve(points)
 
 
@@ -55,7 +58,7 @@ def loss_window(rounds: int) -> int:
 
 def widest_window(groups: Sequence[Group]) -> int:
     """The most rounds that one point stands for among these groups."""
-    return max(loss_window(len(run.history)) for group in groups for run in group.runs)
+    return max(loss_window(len(run.history.rounds)) for group in groups for run in group.runs)
 
 
 def _curve(points: Sequence[tuple[list[Round], list[float | None]]]) -> dict[str, list[Any]]:

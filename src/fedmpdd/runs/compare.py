@@ -2,34 +2,52 @@
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedmpdd.errors import ConfigError, InputError
+from fedmpdd.runs.driver import Callback, StopWhen, Training, at_target, progress, train
+from fedmpdd.runs.environment import environment
+from fedmpdd.runs.history import History, RunRecord
 from fedmpdd.simulation.config import RunConfig, apply_overrides, codec_overrides, parse_config
-from fedmpdd.simulation.engine import RoundMetrics, federation_of
+from fedmpdd.simulation.engine import Federation, federation_of
+from fedmpdd.simulation.replay import model_sha256
 from fedmpdd.tasks.data import load
+
+OnRound = Callable[[str, int, float | None, int, int], None]  # which codec, and what `progress` shows
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """How one codec did. None where the target was not reached, or the first evaluation was over the budget already."""
+    """How one codec did."""
 
     codec: str
-    bytes_to_target: int | None
-    rounds_to_target: int | None
-    accuracy_at_budget: float | None
-    final_accuracy: float | None
-    rounds: int
-    uplink_bytes: int
+    run: RunRecord
     seconds: float
-    history: tuple[tuple[int, int, float], ...] = ()  # (rounds, uplink bytes, accuracy) at each evaluation
-    error: str | None = None  # why it stopped early, if it did
+    error: str | None  # why it stopped early, if it did
+    target: float | None
+    budget: int | None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the row as it stands in the JSON document."""
-        return asdict(self)
+        """Return the row as it stands in the JSON document.
+
+        None where the target was not reached, or the first evaluation was over the budget already.
+        """
+        history = self.run.history
+        reached = None if self.target is None else history.first_at(self.target)
+        return {
+            "codec": self.codec,
+            "bytes_to_target": reached and reached.uplink_bytes,
+            "rounds_to_target": reached and reached.rounds,
+            "accuracy_at_budget": None if self.budget is None else history.accuracy_at(self.budget),
+            "final_accuracy": history.final_accuracy,
+            "rounds": history.last.rounds,
+            "uplink_bytes": history.last.uplink_bytes,
+            "seconds": self.seconds,
+            "history": [(entry.rounds, entry.uplink_bytes, entry.accuracy) for entry in history.evaluations],
+            "error": self.error,
+        }
 
 
 def codec_config(config: RunConfig, text: str) -> RunConfig:
@@ -47,7 +65,7 @@ def compare(
     budget: int | None = None,
     stop_at_target: bool = False,
     data_dir: Path | None = None,
-    on_round: Callable[[str, RoundMetrics, int, int], None] | None = None,
+    on_round: OnRound | None = None,
 ) -> Iterator[Comparison]:
     """Train the federation of `config` once per codec."""
     if not codecs:
@@ -58,40 +76,25 @@ def compare(
     # All are built before the first one is trained: a codec that does not fit the model is refused now.
     federations = [(text, federation_of(codec_config(config, text), dataset)) for text in codecs]
     for text, federation in federations:
+        callbacks: list[Callback] = []
+        if on_round is not None:
+            callbacks.append(progress(lambda *shown, text=text: on_round(text, *shown)))
+        if stop_at_target and target is not None:
+            callbacks.append(StopWhen(at_target(target, budget)))
         start = time.perf_counter()
-        uplink, full = 0, 0
-        history: list[tuple[int, int, float]] = []
-        reached: tuple[int, int] | None = None
-        at_budget: float | None = None
-        trouble: str | None = None
-        while federation.next_round < federation.config.rounds:
-            try:
-                metrics = federation.run_round()
-            except InputError as error:  # it diverged, say: the others still count
-                trouble = str(error)
-                break
-            uplink += metrics.uplink_bytes
-            full += metrics.clients * 4 * federation.model.d
-            if metrics.accuracy is not None:
-                rounds = federation.next_round
-                history.append((rounds, uplink, metrics.accuracy))
-                if target is not None and reached is None and metrics.accuracy >= target:
-                    reached = (rounds, uplink)
-                if budget is not None and uplink <= budget:
-                    at_budget = metrics.accuracy
-            if on_round is not None:
-                on_round(text, metrics, uplink, full)
-            if stop_at_target and reached is not None and (budget is None or uplink > budget):
-                break
-        yield Comparison(
-            codec=text,
-            bytes_to_target=reached[1] if reached else None,
-            rounds_to_target=reached[0] if reached else None,
-            accuracy_at_budget=at_budget,
-            final_accuracy=history[-1][2] if history else None,
-            rounds=federation.next_round,
-            uplink_bytes=uplink,
-            seconds=time.perf_counter() - start,
-            history=tuple(history),
-            error=trouble,
-        )
+        history, error = _trained(federation, callbacks)
+        seconds = time.perf_counter() - start
+        sent = {"rounds": history.last.rounds, "uplink_bytes": history.last.uplink_bytes}
+        summary = {**sent, "model_sha256": model_sha256(federation.flat)}
+        starts = ({"from_round": 0, **environment()},)
+        run = RunRecord(Path(text), federation.config, history, starts, summary)
+        yield Comparison(text, run, seconds, error, target, budget)
+
+
+def _trained(federation: Federation, callbacks: list[Callback]) -> tuple[History, str | None]:
+    """The history of a federation, and the error that ended it if one did: the other codecs still count."""
+    training = Training(federation)
+    try:
+        return train(training, callbacks), None
+    except InputError as error:
+        return training.history, str(error)

@@ -83,9 +83,9 @@ def _blas() -> list[str] | None:
         return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about OpenMP twice in one process, which is not for us to say
-        found = [info for info in threadpool_info() if not _is_of_others(Path(info["filepath"]))]
+        libraries = [info for info in threadpool_info() if not _is_of_others(Path(info["filepath"]))]
     keys = ("internal_api", "version", "architecture", "threading_layer", "num_threads")
-    return sorted(" ".join(str(info[key]) for key in keys if info.get(key) is not None) for info in found)
+    return sorted(" ".join(str(info[key]) for key in keys if info.get(key) is not None) for info in libraries)
 
 
 def _is_of_others(library: Path) -> bool:

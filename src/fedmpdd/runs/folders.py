@@ -12,47 +12,33 @@ Files appear whole or not at all: they are written beside and renamed. Since eve
 round, client), a checkpoint needs no more than vectors and a number, and a resumed run ends in the same bits.
 """
 
-import importlib.util
 import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fedmpdd.documents import parse_json, read_json, sync_folder
-from fedmpdd.documents import write_atomically as write_atomically  # others import these from here
-from fedmpdd.documents import write_json as write_json
-from fedmpdd.documents import write_text as write_text
-from fedmpdd.errors import (
-    CodecError,
-    ConfigError,
-    DocumentError,
-    GradientError,
-    JournalError,
-    MissingDependencyError,
-    RunError,
-)
+from fedmpdd.documents import parse_json, sync_folder, write_json, write_text
+from fedmpdd.errors import ConfigError, DocumentError, JournalError, RunError
+from fedmpdd.runs import driver
 from fedmpdd.runs.environment import differences, environment
-from fedmpdd.runs.interrupts import Deferred
+from fedmpdd.runs.history import CONFIG, ENVIRONMENT, METRICS, SUMMARY, History, problem_of, read_config, read_starts
+from fedmpdd.runs.history import read_metrics as read_metrics
 from fedmpdd.server import checkpoints
 from fedmpdd.simulation.config import RunConfig, parse_config
 from fedmpdd.simulation.engine import Federation, RoundMetrics, make_federation
-from fedmpdd.simulation.journal import JOURNAL, Journal, JournalReader, Record
+from fedmpdd.simulation.journal import JOURNAL, Journal, JournalReader
 from fedmpdd.simulation.replay import ANOTHER_START, model_sha256
 from fedmpdd.tasks import models
 
-CONFIG, ENVIRONMENT, METRICS = "config.json", "environment.json", "metrics.jsonl"
-CHECKPOINT, SUMMARY, LOCK = "checkpoint.safetensors", "summary.json", ".lock"
+CHECKPOINT, LOCK = "checkpoint.safetensors", ".lock"
 
-LARGEST_CONFIG = 2**20  # bytes
-LONGEST_LINE = 2**16  # of metrics, in bytes
 _UNSEALED_NOTES = ("next_round",)  # of checkpoints of versions that did not seal them
 _FREE_SETTINGS = ("device", "rounds", "evaluate_every", "checkpoint_every")  # change nothing that a round computes
-_COUNTS = ("round", "clients", "uplink_bytes", "payload_bytes", "downlink_bytes")
 
 _log = logging.getLogger("fedmpdd")
 
@@ -87,9 +73,7 @@ class Run:
         self._lock = lock or FolderLock(folder)
         self.config = config
         self.federation = federation
-        self.uplink_bytes = self.downlink_bytes = self.payload_bytes = self.updates = 0
-        self.accuracy: float | None = None
-        self.last: RoundMetrics | None = None  # round, as it stands in the file
+        self.history = History()
         self._journal: Journal | None = None
 
     @classmethod
@@ -139,24 +123,23 @@ class Run:
             run._load_checkpoint()
             rows = run._rows_before(run.federation.next_round)
         write_text(folder / METRICS, "".join(json.dumps(row) + "\n" for row in rows))
-        for row in rows:
-            run._count(row)
+        run.history = History.of(rows)
         return run
 
     def _load_checkpoint(self) -> None:
         path = self.folder / CHECKPOINT
         if path.is_file():
-            found = read_checkpoint(path, self.config, self.federation.model.d)
-            vectors = {name: torch.from_numpy(vector) for name, vector in found.vectors.items()}
+            checkpoint = read_checkpoint(path, self.config, self.federation.model.d)
+            vectors = {name: torch.from_numpy(vector) for name, vector in checkpoint.vectors.items()}
             most = self.config.rounds
             self.federation.load_state(
-                vectors, checkpoints.read_count(path, found.notes, "next_round", most, _remedy(path))
+                vectors, checkpoints.read_count(path, checkpoint.notes, "next_round", most, _remedy(path))
             )
 
     def _rows_before(self, done: int) -> list[dict[str, Any]]:
         """The metrics of the rounds before a checkpoint; later ones are computed again."""
         rows = [row for row in read_metrics(self.folder) if row["round"] < done]
-        if len(rows) != done or any(row["round"] != number for number, row in enumerate(rows)):
+        if len(rows) != done:
             raise RunError(
                 f"{self.folder / METRICS} does not hold rounds 0 to {done - 1}, those before the checkpoint: it was "
                 f"changed; put back what it was, or delete {self.folder} and start the run again"
@@ -196,7 +179,7 @@ class Run:
                     f"{path}: round {record.round} leads to another model than it did when it was written; "
                     f"fedmpdd replay {self.folder} says where they part"
                 )
-            if problem := _problem_of(record.note):
+            if problem := problem_of(record.note, record.round):
                 raise JournalError(f"{path}: the note of round {record.round} cannot be used: {problem}")
             rows.append(record.note)
         if federation.next_round < checkpointed:
@@ -209,48 +192,29 @@ class Run:
     def train(
         self,
         on_round: OnRound | None = None,
-        until: Callable[[RoundMetrics], bool] | None = None,
-        stopped: Callable[[], bool] = lambda: False,
+        *,
+        callbacks: Sequence[driver.Callback] = (),
+        stopped: Callable[[], bool] | None = None,
     ) -> dict[str, Any]:
-        """Run the rounds that are left, or until a round is enough, and return the summary.
+        """Run the rounds that are left, or until a callback ends it, and return the summary.
 
         Ctrl-C ends it after the round, with a checkpoint; a second one at once. So does `stopped`, which is asked after
         every round. The summary is written when the run is over: not if it was stopped, but if it diverged.
         """
         self._note_environment()
-        (self.folder / SUMMARY).unlink(missing_ok=True)  # of a run that goes on
-        with (self.folder / METRICS).open("a", encoding="utf-8") as lines, Deferred() as interrupt:
-            is_over = is_stopped = False
-            while self.federation.next_round < self.config.rounds and not interrupt.heard and not is_stopped:
-                try:
-                    metrics = self.federation.run_round()
-                except (GradientError, CodecError) as error:  # nothing is left that could be encoded
-                    lines.flush()
-                    write_json(self.folder / SUMMARY, {**self.summary(), "diverged": str(error)})
-                    raise
-                if self._journal is not None:  # before anybody hears of the round
-                    digest = model_sha256(self.federation.flat)
-                    self._journal.append(Record(metrics.round, self.federation.bundle, digest, metrics.as_dict()))
-                self._count(metrics.as_dict())
-                lines.write(json.dumps(metrics.as_dict(), allow_nan=False) + "\n")
-                if self.federation.next_round % self.config.checkpoint_every == 0:
-                    # Lines first: a checkpoint never speaks of a round whose line could be lost.
-                    lines.flush()
-                    os.fsync(lines.fileno())
-                    self._checkpoint()
-                if on_round is not None:
-                    on_round(metrics, self)
-                if until is not None and until(metrics):
-                    is_over = True
-                    break
-                is_stopped = stopped()
-            lines.flush()
-            os.fsync(lines.fileno())
-            self._checkpoint()
-            if is_over or self.federation.next_round == self.config.rounds:
-                write_json(self.folder / SUMMARY, self.summary())
-            self.federation.close()
-        if interrupt.heard:
+        lines, interruption = driver.MetricsFile(self.folder / METRICS), driver.Interruption()
+        files: list[driver.Callback] = [
+            lines,
+            driver.Checkpoints(self._checkpoint, self.config.checkpoint_every, lines),
+            driver.SummaryFile(self.folder / SUMMARY, self.summary),
+        ]
+        if self._journal is not None:
+            files.insert(0, driver.JournalFile(self._journal))  # before anybody hears of the round
+        if on_round is not None:
+            files.append(driver.AfterRound(lambda _, metrics: on_round(metrics, self)))
+        pauses = [interruption] if stopped is None else [driver.PauseWhen(stopped), interruption]
+        driver.train(driver.Training(self.federation, self.history), [*files, *callbacks, *pauses])
+        if interruption.heard:
             raise KeyboardInterrupt
         return self.summary()
 
@@ -259,21 +223,12 @@ class Run:
         return {
             "run": str(self.folder),
             "rounds": self.federation.next_round,
-            "accuracy": self.accuracy,
-            "uplink_bytes": self.uplink_bytes,
-            "payload_bytes": self.payload_bytes,
-            "downlink_bytes": self.downlink_bytes,
+            "accuracy": self.history.final_accuracy,
+            "uplink_bytes": self.history.last.uplink_bytes,
+            "payload_bytes": self.history.last.payload_bytes,
+            "downlink_bytes": self.history.last.downlink_bytes,
             "model_sha256": model_sha256(self.federation.flat),
         }
-
-    def _count(self, row: dict[str, Any]) -> None:
-        self.last = RoundMetrics.from_dict(row)
-        self.updates += row["clients"]
-        self.uplink_bytes += row["uplink_bytes"]
-        self.payload_bytes += row["payload_bytes"]
-        self.downlink_bytes += row["downlink_bytes"]
-        if row["accuracy"] is not None:
-            self.accuracy = row["accuracy"]
 
     def _checkpoint(self) -> None:
         """Write the file, but for a model that is not finite: nobody could go on from that, and from the last one can.
@@ -302,23 +257,14 @@ class Run:
         write_json(path, [*starts, {"from_round": self.federation.next_round, **here}])
 
 
-def read_starts(folder: Path, remedy: str) -> list[dict[str, Any]]:
-    """Return the environment of every start of a run, or raise RunError that ends in `remedy`."""
-    path = folder / ENVIRONMENT
-    starts = read_json(path, remedy) if path.is_file() else []
-    if not isinstance(starts, list) or not all(isinstance(start, dict) for start in starts):
-        raise RunError(f"{path} is damaged: expected a list with one table per start; {remedy}")
-    return starts
-
-
 def read_checkpoint(path: Path, config: RunConfig, d: int) -> checkpoints.Checkpoint:
     """Return the checkpoint of a run with this config and so many parameters, or raise RunError."""
-    found = checkpoints.read_checkpoint(path, d, _remedy(path), _UNSEALED_NOTES)
-    if found.sealed:
-        _check_config(path, config, found.notes.get("config", ""))
+    checkpoint = checkpoints.read_checkpoint(path, d, _remedy(path), _UNSEALED_NOTES)
+    if checkpoint.sealed:
+        _check_config(path, config, checkpoint.notes.get("config", ""))
     else:
         _log.warning("%s is of a version that wrote no hash: a changed bit in it would go unnoticed", path)
-    return found
+    return checkpoint
 
 
 def _check_config(path: Path, config: RunConfig, text: str) -> None:
@@ -355,82 +301,3 @@ def free_folder(config: str, below: Path = Path("runs")) -> Path:
     while (folder := below / f"{name}-{number:03}").exists():
         number += 1
     return folder
-
-
-def check_tensorboard() -> None:
-    """Raise MissingDependencyError before a run starts, not after."""
-    if importlib.util.find_spec("tensorboard") is None:
-        raise MissingDependencyError("--tensorboard needs the package tensorboard; pip install tensorboard")
-
-
-def tensorboard_sink(folder: Path) -> Callable[[RoundMetrics], None]:
-    """Return a function that writes the metrics of a round as TensorBoard events below the run folder."""
-    from torch.utils.tensorboard import SummaryWriter
-
-    writer = SummaryWriter(str(folder / "tensorboard"))
-
-    def write(metrics: RoundMetrics) -> None:
-        for name, value in metrics.as_dict().items():
-            if name != "round" and value is not None:
-                writer.add_scalar(name, value, metrics.round)
-        writer.flush()
-
-    return write
-
-
-def read_config(folder: Path) -> RunConfig:
-    """Return the resolved config of a run folder."""
-    path = folder / CONFIG
-    if not path.is_file():
-        raise RunError(f"{folder} is not a run: it has no {CONFIG}; start one with fedmpdd run CONFIG --out {folder}")
-    remedy = f"put back what it was, or delete {folder} and start the run again"
-    return parse_config(read_json(path, remedy, largest=LARGEST_CONFIG))
-
-
-def read_metrics(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rounds of a run; a last line that was cut off by a crash is left out."""
-    path = folder / METRICS
-    if not path.is_file():
-        return
-    problem, number = "", 0
-    with path.open("rb") as file:
-        while line := file.readline(LONGEST_LINE):
-            if problem:  # of the line before, which then is not the last
-                raise _damaged_line(path, number, problem)
-            number += 1
-            row = _row_of(line)
-            if row is None:
-                problem = "it is no line of metrics"
-            elif wrong := _problem_of(row):
-                raise _damaged_line(path, number, wrong)
-            else:
-                yield row
-
-
-def _row_of(line: bytes) -> dict[str, Any] | None:
-    """The metrics of a line, None if it is not whole."""
-    try:
-        row = parse_json(line) if line.endswith(b"\n") else None
-    except DocumentError:
-        return None
-    return row if isinstance(row, dict) and {*_COUNTS, "accuracy"} <= set(row) else None
-
-
-def _damaged_line(path: Path, number: int, problem: str) -> RunError:
-    return RunError(
-        f"{path}, line {number} is damaged: {problem}; put back what it was, or delete {path.parent} and start the run "
-        "again"
-    )
-
-
-def _problem_of(row: dict[str, Any]) -> str | None:
-    """What keeps a round's metrics from being counted, if anything does."""
-    for key in _COUNTS:
-        value = row.get(key)
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
-            what = "a number of bytes" if key.endswith("bytes") else "a whole number"
-            return f"{key} = {value!r:.40}, expected {what}"
-    accuracy = row.get("accuracy")
-    if accuracy is not None and not (isinstance(accuracy, int | float) and 0 <= accuracy <= 1):
-        return f"accuracy = {accuracy!r:.40}, expected null or a number from 0 to 1"
-    return None

@@ -1,5 +1,5 @@
-from fedmpdd.report import words
-from fedmpdd.report.numbers import Statistic
+from fedmpdd.pages import words
+from fedmpdd.runs.history import Statistic
 
 
 def test_accuracies_sizes_and_counts() -> None:

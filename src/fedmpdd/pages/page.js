@@ -1,7 +1,7 @@
 "use strict";
 // Draws the curves from the numbers in #data, and wires the buttons. State lives here; a change draws again.
 (() => {
-  const { tasks, targets, budgets } = JSON.parse(document.getElementById("data").textContent);
+  const { tasks = [], targets = [], budgets = [] } = JSON.parse(document.getElementById("data").textContent);
   const root = document.documentElement;
   const PALETTES = {
     light: ["#3b4252", "#1f6feb", "#d9480f", "#2b8a3e", "#8a3ffc", "#b8860b", "#c2255c", "#0b7285"],
@@ -69,19 +69,60 @@
     return [...bands, ...lines];
   }
 
+  const inkOf = (themeName) => (themeName === "dark" ? "#e6e9ed" : "#1b1f24");
+  const mutedOf = (themeName) => (themeName === "dark" ? "#9aa4b0" : "#5b6470");
+
+  function axisStyle(themeName) {
+    const grid = themeName === "dark" ? "#30363e" : "#e6e9ee";
+    return { gridcolor: grid, linecolor: grid, zeroline: false, color: inkOf(themeName), automargin: true };
+  }
+
+  function common(themeName) {
+    return {
+      dragmode: touch ? false : "zoom", // a finger scrolls the page
+      hovermode: "closest", font: { color: inkOf(themeName), size: 12, family: "system-ui, sans-serif" },
+      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", margin: { l: 10, r: 16, t: 34, b: 10 },
+      modebar: { bgcolor: "rgba(0,0,0,0)", color: mutedOf(themeName), activecolor: inkOf(themeName) },
+    };
+  }
+
+  function level(y, text, muted) { // a dotted line across the plot
+    return [
+      { type: "line", xref: "paper", x0: 0, x1: 1, y0: y, y1: y, line: { color: muted, width: 1, dash: "dot" } },
+      {
+        xref: "paper", x: 0, y, xanchor: "left", yanchor: "bottom", showarrow: false, text, font: { size: 11, color: muted },
+      },
+    ];
+  }
+
+  // A figure that stands in the page: traces with a number for a colour, axes, and levels.
+  function figureOf(plot, themeName) {
+    const { traces, x, y, levels } = JSON.parse(plot.dataset.figure);
+    const marks = levels.map((one) => level(one.y, escaped(one.text), mutedOf(themeName)));
+    return [
+      traces.map(({ colour, ...trace }) => ({
+        ...trace, name: escaped(trace.name), x: trace.x.map((value) => (typeof value === "string" ? escaped(value) : value)),
+        line: { ...trace.line, color: colourOf(colour, themeName) }, marker: { color: colourOf(colour, themeName) },
+      })),
+      {
+        ...common(themeName), shapes: marks.map((mark) => mark[0]),
+        annotations: marks.map((mark) => ({ ...mark[1], bgcolor: themeName === "dark" ? "#14171bcc" : "#ffffffcc" })),
+        showlegend: true, legend: { orientation: "h", yref: "container", y: 0, yanchor: "bottom" },
+        xaxis: { ...axisStyle(themeName), ...x }, yaxis: { ...axisStyle(themeName), ...y },
+      },
+    ];
+  }
+
   function layout(task, quantity, axis, themeName) {
-    const ink = themeName === "dark" ? "#e6e9ed" : "#1b1f24", grid = themeName === "dark" ? "#30363e" : "#e6e9ee";
-    const muted = themeName === "dark" ? "#9aa4b0" : "#5b6470";
+    const muted = mutedOf(themeName);
     const bytes = state[task].bytes;
     const shapes = [], annotations = [];
     const dotted = { color: muted, width: 1, dash: "dot" };
     if (quantity === "accuracy")
       targets.forEach((target) => {
-        shapes.push({ type: "line", xref: "paper", x0: 0, x1: 1, y0: target, y1: target, line: dotted });
-        annotations.push({
-          xref: "paper", x: 0, y: target, xanchor: "left", yanchor: "bottom", showarrow: false,
-          text: `${+(100 * target).toFixed(4)} %`, font: { size: 11, color: muted },
-        });
+        const [shape, annotation] = level(target, `${+(100 * target).toFixed(4)} %`, muted);
+        shapes.push(shape);
+        annotations.push(annotation);
       });
     if (axis === "bytes")
       budgets.forEach((budget) => {
@@ -91,20 +132,17 @@
           text: "budget", font: { size: 11, color: muted },
         });
       });
-    const axisStyle = { gridcolor: grid, linecolor: grid, zeroline: false, color: ink, automargin: true };
+    const style = axisStyle(themeName);
     return {
-      shapes, annotations, showlegend: false, dragmode: touch ? false : "zoom", // a finger scrolls the page
-      hovermode: "closest", font: { color: ink, size: 12, family: "system-ui, sans-serif" },
-      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", margin: { l: 10, r: 16, t: 34, b: 10 },
+      ...common(themeName), shapes, annotations, showlegend: false,
       uirevision: `${axis}-${bytes}`, // a zoom stays until its axis means something else
-      modebar: { bgcolor: "rgba(0,0,0,0)", color: muted, activecolor: ink },
       xaxis: axis === "rounds"
-        ? { ...axisStyle, title: { text: "rounds" }, rangemode: "tozero" }
+        ? { ...style, title: { text: "rounds" }, rangemode: "tozero" }
         : {
-          ...axisStyle, type: "log", exponentformat: "SI", ticksuffix: "B", nticks: narrow.matches ? 4 : 8,
+          ...style, type: "log", exponentformat: "SI", ticksuffix: "B", nticks: narrow.matches ? 4 : 8,
           title: { text: `uplink of all clients, ${bytes === "uplink" ? "whole frames" : "payload"}` },
         },
-      yaxis: { ...axisStyle, title: { text: quantity === "accuracy" ? "test accuracy" : "training loss" },
+      yaxis: { ...style, title: { text: quantity === "accuracy" ? "test accuracy" : "training loss" },
         ...(quantity === "accuracy" ? { tickformat: ".0%" } : {}) },
     };
   }
@@ -116,10 +154,12 @@
   };
   const plots = [...document.querySelectorAll(".plot")];
   const partsOf = (plot) => [Number(plot.dataset.task), plot.dataset.quantity, plot.dataset.axis];
+  const drawing = (plot, themeName) => plot.dataset.figure === undefined
+    ? [traces(...partsOf(plot), themeName), layout(...partsOf(plot), themeName)] : figureOf(plot, themeName);
 
   function draw(task) {
     plots.filter((plot) => task === undefined || Number(plot.dataset.task) === task).forEach((plot) => {
-      Plotly.react(plot, traces(...partsOf(plot), theme()), layout(...partsOf(plot), theme()), config);
+      Plotly.react(plot, ...drawing(plot, theme()), config);
     });
   }
 
@@ -168,14 +208,14 @@
     const plot = button.closest("figure").querySelector(".plot");
     const title = plot.dataset.title;
     // For a paper: on white, with its legend, however the page looks.
-    const figure = layout(...partsOf(plot), "light");
+    const [data, figure] = drawing(plot, "light");
     Object.assign(figure, {
       showlegend: true, legend: { orientation: "h", y: -0.2, traceorder: "normal" }, paper_bgcolor: "#ffffff", plot_bgcolor: "#ffffff",
       margin: { l: 60, r: 20, t: 20, b: 60 },
     });
     for (const axis of ["xaxis", "yaxis"]) // what was zoomed in on
       if (plot.layout[axis].autorange === false) figure[axis].range = plot.layout[axis].range;
-    Plotly.downloadImage({ data: traces(...partsOf(plot), "light"), layout: figure },
+    Plotly.downloadImage({ data, layout: figure },
       { format: "svg", width: 800, height: 520, filename: title.toLowerCase().replaceAll(" ", "-") });
   }));
 

@@ -17,7 +17,8 @@ from fedmpdd.privacy.config import Audit
 from fedmpdd.privacy.meter import entropy_bound
 from fedmpdd.privacy.observation import Observation, Victim, observe
 from fedmpdd.privacy.priors import PublicImages
-from fedmpdd.runs.folders import CHECKPOINT, read_checkpoint, read_config
+from fedmpdd.runs.folders import CHECKPOINT, read_checkpoint
+from fedmpdd.runs.history import read_config
 from fedmpdd.simulation import sampling
 from fedmpdd.simulation.config import RunConfig
 from fedmpdd.tasks import models
@@ -27,7 +28,7 @@ Float32 = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Scene:
+class Case:
     """The private batches, the model they were used on, and what everybody knows."""
 
     victim: Victim
@@ -51,7 +52,7 @@ class Scene:
         return result
 
     def codec(self, audit: Audit, text: str) -> Codec:
-        """Return a codec of the audit, for the model of this scene, with its schedule if it has one."""
+        """Return a codec of the audit, for the model of this case, with its schedule if it has one."""
         return audit.codec(text).for_shapes([tuple(shape) for shape in self.victim.model.shapes])
 
     def _each(self) -> Iterator[tuple[Float32, int]]:
@@ -59,10 +60,10 @@ class Scene:
             yield from zip(images, labels, strict=True)
 
 
-def set_scene(audit: Audit, data_dir: Path | None = None) -> Scene:
+def make_case(audit: Audit, data_dir: Path | None = None) -> Case:
     """Load data and model, and choose the private images."""
-    config, own = audit.config, audit.audit
-    trained = None if own.run is None else _config_of(Path(own.run), audit)  # before any code of a user is imported
+    config, asked = audit.config, audit.audit
+    trained = None if asked.run is None else _config_of(Path(asked.run), audit)  # before any code of a user is imported
     dataset = load(config.dataset, data_dir)
     shape = dataset.train.images.shape[1:]
     model, flat = models.build(
@@ -72,8 +73,8 @@ def set_scene(audit: Audit, data_dir: Path | None = None) -> Scene:
         init=config.init,
         seed=sampling.model_seed(config),
     )
-    if own.run is not None and trained is not None:
-        flat = _trained(Path(own.run), trained, flat)
+    if asked.run is not None and trained is not None:
+        flat = _trained(Path(asked.run), trained, flat)
     normalised = config.pixels == "normalised"
     victim = Victim(
         model,
@@ -86,15 +87,15 @@ def set_scene(audit: Audit, data_dir: Path | None = None) -> Scene:
         PublicImages((part.images / np.float32(255)).astype(np.float32), part.labels)
         for part in (dataset.train, dataset.test)
     )
-    count = own.images * audit.batch
+    count = asked.images * audit.batch
     if count > len(private.labels):
         raise ConfigError(f"audit.images · batch = {count} is more than the {len(private.labels)} examples there are")
-    chosen = np.random.default_rng([own.seed, 0]).choice(len(private.labels), count, replace=False)
-    return Scene(
+    chosen = np.random.default_rng([asked.seed, 0]).choice(len(private.labels), count, replace=False)
+    return Case(
         victim,
         flat,
-        private.images[chosen].reshape(own.images, audit.batch, *shape),
-        private.labels[chosen].reshape(own.images, audit.batch),
+        private.images[chosen].reshape(asked.images, audit.batch, *shape),
+        private.labels[chosen].reshape(asked.images, audit.batch),
         public,
         private,
         entropy_bound(dataset.train.images[:2000]),
@@ -121,20 +122,20 @@ def _trained(folder: Path, config: RunConfig, initial: Tensor) -> Tensor:
     path = folder / CHECKPOINT
     if not path.is_file():
         raise RunError(f"{folder} has no checkpoint; train it first")
-    found = read_checkpoint(path, config, initial.numel())
-    if "model" not in found.vectors:
+    checkpoint = read_checkpoint(path, config, initial.numel())
+    if "model" not in checkpoint.vectors:
         raise RunError(f"{path} holds no model; train the run again")
-    return tensor_of(found.vectors["model"])
+    return tensor_of(checkpoint.vectors["model"])
 
 
-def observations_of(audit: Audit, scene: Scene, text: str) -> list[Observation]:
+def observations_of(audit: Audit, case: Case, text: str) -> list[Observation]:
     """Let every client encode its batch; what comes back is all that attacks see."""
-    codec = scene.codec(audit, text).largest()
+    codec = case.codec(audit, text).largest()
     rounds = audit.audit.rounds
     return [
         observe(
-            scene.victim,
-            [scene.flat] * rounds,
+            case.victim,
+            [case.flat] * rounds,
             codec,
             [Key(derive_seed(audit.audit.seed, r, client)) for r in range(rounds)],
             images,
@@ -143,5 +144,5 @@ def observations_of(audit: Audit, scene: Scene, text: str) -> list[Observation]:
             protection=audit.protection(text),
             noise=[np.random.default_rng([audit.audit.seed, 1, client, r]) for r in range(rounds)],
         )
-        for client, (images, labels) in enumerate(zip(scene.images, scene.labels, strict=True))
+        for client, (images, labels) in enumerate(zip(case.images, case.labels, strict=True))
     ]

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from fedmpdd.errors import ConfigError, RunError
+from fedmpdd.privacy.case import make_case, observations_of
 from fedmpdd.privacy.config import load_audit
-from fedmpdd.privacy.scene import observations_of, set_scene
 from fedmpdd.runs.folders import Run
 from fedmpdd.simulation.config import parse_config
 
@@ -16,12 +16,12 @@ CHANGES = ["dataset=mnist-5k", "audit.models=[]", "model=logistic", "audit.image
 
 
 def test_the_private_images_are_not_public() -> None:
-    scene = set_scene(load_audit("audit-mnist", CHANGES, codecs="mpdd:m=20"))
-    for image in scene.images[:, 0]:
-        assert not (scene.public.images == image).all(axis=(1, 2, 3)).any()
-        assert (scene.pool.images == image).all(axis=(1, 2, 3)).any()
-    assert scene.guesses["zero"] < scene.guesses["class mean"]
-    assert np.isfinite(scene.bits_per_image)
+    case = make_case(load_audit("audit-mnist", CHANGES, codecs="mpdd:m=20"))
+    for image in case.images[:, 0]:
+        assert not (case.public.images == image).all(axis=(1, 2, 3)).any()
+        assert (case.pool.images == image).all(axis=(1, 2, 3)).any()
+    assert case.guesses["zero"] < case.guesses["class mean"]
+    assert np.isfinite(case.bits_per_image)
 
 
 def test_a_checkpoint_is_attacked(tmp_path: Path) -> None:
@@ -29,16 +29,16 @@ def test_a_checkpoint_is_attacked(tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", parse_config(values))
     run.train()
     audit = load_audit("audit-mnist", CHANGES, codecs="mpdd:m=20", run=tmp_path / "run")
-    assert np.array_equal(set_scene(audit).flat, run.federation.flat)
+    assert np.array_equal(make_case(audit).flat, run.federation.flat)
     other = load_audit("audit-mnist", [*CHANGES, "model=lenet"], codecs="mpdd:m=20", run=tmp_path / "run")
     with pytest.raises(ConfigError, match="trained logistic"):
-        set_scene(other)
+        make_case(other)
 
 
 def test_of_a_codec_that_grows_the_largest_is_attacked() -> None:
     audit = load_audit("audit-mnist", CHANGES, codecs="mpdd:m=20")
     growing, grown = (
-        observations_of(audit, set_scene(audit), text)
+        observations_of(audit, make_case(audit), text)
         for text in ("peaks:m=4:grows_to=12:grows_after=3:keys=derived", "peaks:m=12:keys=derived")
     )
     assert [own.sights[0].frame for own in growing] == [own.sights[0].frame for own in grown]
@@ -48,8 +48,8 @@ def test_what_clients_send_is_what_the_audit_says() -> None:
     """Each round has a key of its own, protected frames are protected, and labels are granted only if known."""
     protected = "mpdd:m=30:clip=1:noise_multiplier=2.0"
     audit = load_audit("audit-mnist", [*CHANGES, "audit.rounds=2", "audit.labels=found"], codecs="mpdd:m=30")
-    scene = set_scene(audit)
-    bare, safe = (observations_of(audit, scene, text) for text in ("mpdd:m=30", protected))
+    case = make_case(audit)
+    bare, safe = (observations_of(audit, case, text) for text in ("mpdd:m=30", protected))
     assert len(bare) == len(safe) == 2
     sights = [sight for own in bare for sight in own.sights]
     assert len({sight.key for sight in sights}) == len(sights) == 4
@@ -61,7 +61,7 @@ def test_what_clients_send_is_what_the_audit_says() -> None:
         assert one.sights[0].frame != other.sights[0].frame
         assert other.sights[0].protection is not None
     granted = load_audit("audit-mnist", CHANGES, codecs="mpdd:m=30")
-    for own, labels in zip(observations_of(granted, scene, "mpdd:m=30"), scene.labels, strict=True):
+    for own, labels in zip(observations_of(granted, case, "mpdd:m=30"), case.labels, strict=True):
         assert own.labels is not None
         assert own.labels.tolist() == labels.tolist()
 
@@ -75,10 +75,10 @@ def test_a_damaged_checkpoint_is_not_attacked(tmp_path: Path) -> None:
     whole[-3] ^= 4
     path.write_bytes(whole)
     with pytest.raises(RunError, match="does not have the hash that it says"):
-        set_scene(audit)
+        make_case(audit)
     path.unlink()
     with pytest.raises(RunError, match="has no checkpoint; train it first"):
-        set_scene(audit)
+        make_case(audit)
 
 
 def test_an_audit_imports_only_what_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +93,7 @@ def test_an_audit_imports_only_what_it_was_given(tmp_path: Path, monkeypatch: py
     del sys.modules["named_by_folder_for_tests"]
     other = load_audit("audit-mnist", [*CHANGES, "model=audited_for_tests:Tiny"], codecs="mpdd:m=20", run=folder)
     with pytest.raises(ConfigError, match="give model=named_by_folder_for_tests:Tiny"):
-        set_scene(other)
+        make_case(other)
     assert not {"audited_for_tests", "named_by_folder_for_tests"} & set(sys.modules)
     same = load_audit("audit-mnist", [*CHANGES, "model=named_by_folder_for_tests:Tiny"], codecs="mpdd:m=20", run=folder)
-    assert np.array_equal(set_scene(same).flat, run.federation.flat)
+    assert np.array_equal(make_case(same).flat, run.federation.flat)

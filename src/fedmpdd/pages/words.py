@@ -1,8 +1,10 @@
 """Numbers as the page writes them."""
 
+from typing import Any
+
 from markupsafe import Markup, escape
 
-from fedmpdd.report.numbers import Statistic
+from fedmpdd.runs.history import Statistic
 
 NOTHING = "–"
 _UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
@@ -75,3 +77,14 @@ def percent(value: float) -> str:
 def breakable(text: str) -> Markup:
     """A name that may go on in the next line after a colon."""
     return Markup(":<wbr>").join(escape(part) for part in text.split(":"))
+
+
+def flatten(table: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    """Inner tables as dotted keys, values as texts."""
+    result: dict[str, str] = {}
+    for key, value in table.items():
+        if isinstance(value, dict):
+            result |= flatten(value, f"{prefix}{key}.")
+        else:
+            result[prefix + key] = NOTHING if value is None else str(value)
+    return result

@@ -9,20 +9,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmpdd.documents import write_atomically
 from fedmpdd.privacy import metrics
 from fedmpdd.privacy.attacks import ATTACKS, Reconstruction, Setting
+from fedmpdd.privacy.case import Case, Float32, observations_of
 from fedmpdd.privacy.config import Audit
 from fedmpdd.privacy.linkage import linkage
-from fedmpdd.privacy.scene import Float32, Scene, observations_of
-from fedmpdd.runs.folders import write_atomically
 from fedmpdd.simulation.devices import reproducible_arithmetic
 
 
-def make_cell(audit: Audit, scene: Scene, text: str, name: str, path: Path, report: Callable[[float], None]) -> None:
+def make_result(audit: Audit, case: Case, text: str, name: str, path: Path, report: Callable[[float], None]) -> None:
     """Attack, compare with the truth, and write what was found."""
     # Problems are small: more threads of PyTorch would only wait for each other, and change last bits.
     with reproducible_arithmetic(audit.config.model_copy(update={"device": "cpu"})):
-        arrays = _attacked(audit, scene, text, name, report)
+        arrays = _attacked(audit, case, text, name, report)
 
     def write(partial: Path) -> None:
         with partial.open("wb") as file:
@@ -31,32 +31,30 @@ def make_cell(audit: Audit, scene: Scene, text: str, name: str, path: Path, repo
     write_atomically(path, write)
 
 
-def _attacked(audit: Audit, scene: Scene, text: str, name: str, report: Callable[[float], None]) -> dict[str, Any]:
-    observations = observations_of(audit, scene, text)
+def _attacked(audit: Audit, case: Case, text: str, name: str, report: Callable[[float], None]) -> dict[str, Any]:
+    observations = observations_of(audit, case, text)
     first = observations[0].sights[0]
     protection = first.protection
     noisy = protection is not None and protection.noise_deviation > 0
     seen = first.codec.evidence([first.update])
-    setting = Setting(audit.config.model, seen, audit.audit.rounds, noisy, scene.public, audit.audit.effort)
+    setting = Setting(audit.config.model, seen, audit.audit.rounds, noisy, case.public, audit.audit.effort)
     attack = ATTACKS[name](setting)
     start = time.perf_counter()
-    found = attack.run(observations, seed=audit.audit.seed, progress=report)
+    reconstruction = attack.run(observations, seed=audit.audit.seed, progress=report)
     seconds = time.perf_counter() - start
-    ordered = _ordered(found, scene)
-    truth = attack.losses_at(observations, scene.images, scene.labels)
-    linked = linkage(
-        observations, scene.images, scene.labels, scene.pool.images, scene.pool.labels, seed=audit.audit.seed
-    )
+    ordered = _ordered(reconstruction, case)
+    truth = attack.losses_at(observations, case.images, case.labels)
+    linked = linkage(observations, case.images, case.labels, case.pool.images, case.pool.labels, seed=audit.audit.seed)
     each = [
         (metrics.ssim(a, b), metrics.mse(a, b), metrics.psnr(a, b))
-        for guess, true in zip(ordered.images, scene.images, strict=True)
+        for guess, true in zip(ordered.images, case.images, strict=True)
         for a, b in zip(guess, true, strict=True)
     ]
-    history = [[snapshot.iteration, median(_ssims(snapshot.images, scene.images))] for snapshot in ordered.history]
+    history = [[snapshot.iteration, median(_ssims(snapshot.images, case.images))] for snapshot in ordered.history]
     return {
         "images": ordered.images,
         "labels": ordered.labels,
-        "losses": found.losses,
+        "losses": reconstruction.losses,
         "truth": truth,
         "each": np.array(each),
         "history": np.array(history),
@@ -65,22 +63,22 @@ def _attacked(audit: Audit, scene: Scene, text: str, name: str, report: Callable
     }
 
 
-def _ssims(found: Float32, truth: Float32) -> list[float]:
+def _ssims(guesses: Float32, truth: Float32) -> list[float]:
     return [
-        metrics.ssim(a, b) for guess, true in zip(found, truth, strict=True) for a, b in zip(guess, true, strict=True)
+        metrics.ssim(a, b) for guess, true in zip(guesses, truth, strict=True) for a, b in zip(guess, true, strict=True)
     ]
 
 
-def _ordered(found: Reconstruction, scene: Scene) -> Reconstruction:
+def _ordered(reconstruction: Reconstruction, case: Case) -> Reconstruction:
     """Put the images of each batch in the order of the true ones: an attacker cannot know it and need not."""
-    orders = [metrics.best_order(a, b) for a, b in zip(found.images, scene.images, strict=True)]
+    orders = [metrics.best_order(a, b) for a, b in zip(reconstruction.images, case.images, strict=True)]
 
     def sort(values: NDArray[Any]) -> NDArray[Any]:
-        return np.stack([own[order] for own, order in zip(values, orders, strict=True)])
+        return np.stack([each[order] for each, order in zip(values, orders, strict=True)])
 
     return Reconstruction(
-        sort(found.images),
-        sort(found.labels),
-        found.losses,
-        tuple(snapshot._replace(images=sort(snapshot.images)) for snapshot in found.history),
+        sort(reconstruction.images),
+        sort(reconstruction.labels),
+        reconstruction.losses,
+        tuple(snapshot._replace(images=sort(snapshot.images)) for snapshot in reconstruction.history),
     )

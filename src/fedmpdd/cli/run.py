@@ -1,0 +1,63 @@
+"""`fedmpdd run`: one training, into a run folder."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedmpdd.cli.shared import (
+    DataDir,
+    Json,
+    Overrides,
+    TrustImports,
+    print_json,
+    said_how_to_go_on,
+    training,
+    trusted_models,
+)
+from fedmpdd.display import messages, readable_bytes, round_display
+from fedmpdd.errors import ConfigError, RunError
+
+
+def run(
+    config: Annotated[str | None, typer.Argument(help="A TOML file, or a shipped name such as lenet-fmnist.")] = None,
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder to make; default: runs/CONFIG-NUMBER.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with this run folder.")] = None,
+    trust_imports: TrustImports = False,
+    data_dir: DataDir = None,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard events.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Train once, into a run folder that can be killed and resumed at any moment."""
+    runs = training()
+    from fedmpdd.runs.driver import TensorBoard, progress
+
+    if tensorboard:
+        TensorBoard.check()
+    if resume is not None:
+        given = [] if config is None else [config, *(overrides or [])]
+        problem = f"--resume {resume} goes on with the config of that run; give no CONFIG, changes or --out"
+        if out is not None:
+            raise RunError(problem)
+        current = runs.Run.resume(resume, data_dir, trust_imports=trusted_models(given, trust_imports, problem))
+    elif trust_imports:
+        raise ConfigError("--trust-imports is for --resume; the model of a config that you name is yours to trust")
+    elif config is None:
+        raise ConfigError("name a config, like `fedmpdd run lenet-fmnist`, or a run to --resume")
+    else:
+        from fedmpdd.simulation import load_config
+
+        current = runs.Run.create(out or runs.free_folder(config), load_config(config, overrides), data_dir)
+    messages.print(f"run folder: {current.folder}")
+    events = [TensorBoard(current.folder / "tensorboard")] if tensorboard else []
+    how_to_go_on = f"stopped; go on with: fedmpdd run --resume {current.folder}"
+    with round_display() as start, said_how_to_go_on(how_to_go_on):
+        show = start(current.folder.name, current.config.rounds, current.federation.next_round)
+        summary = current.train(callbacks=[progress(show), *events])
+    if as_json:
+        print_json(summary)
+        return
+    accuracy = "not evaluated" if summary["accuracy"] is None else f"{summary['accuracy']:.2%}"
+    print(f"{summary['rounds']} rounds, accuracy {accuracy}, uplink {readable_bytes(summary['uplink_bytes'])}")
+    print(f"model sha256 {summary['model_sha256']}")

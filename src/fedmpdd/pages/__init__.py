@@ -1,0 +1,1 @@
+"""The one place that makes pages: single files that need no network."""

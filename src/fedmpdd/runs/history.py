@@ -1,0 +1,267 @@
+"""What runs did: the only place that reads it, from a run folder or while a run goes on.
+
+A history is the state after every round. Curves, the first round at a target, the accuracy at a budget, whether a run
+diverged or fell back, and means over seeds all come from here, for `compare`, tables, studies, figures and the page.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any, Literal, NamedTuple
+
+from fedmpdd.documents import Expected, is_count, is_number, parse_json, problem_in, read_json
+from fedmpdd.errors import ConfigError, DocumentError, RunError
+from fedmpdd.simulation.config import RunConfig, parse_config
+
+CONFIG, ENVIRONMENT, METRICS, SUMMARY = "config.json", "environment.json", "metrics.jsonl", "summary.json"
+LARGEST_CONFIG = 2**20  # bytes
+LONGEST_LINE = 2**16  # of metrics, in bytes
+LEAVE_OUT = "put back what it was, or leave this folder out"
+
+Count = Literal["uplink_bytes", "payload_bytes"]  # whole frames, or scale and scalars alone as the paper counts
+
+
+class Round(NamedTuple):
+    """The state after a round; updates and bytes are of all rounds so far and all clients."""
+
+    rounds: int
+    loss: float | None
+    accuracy: float | None  # None where the model was not tested
+    uplink_bytes: int
+    payload_bytes: int
+    downlink_bytes: int = 0
+    updates: int = 0
+
+
+START = Round(0, None, None, 0, 0)
+
+
+@dataclass
+class History:
+    """What one run did, round by round; a run that goes on adds to it."""
+
+    rounds: list[Round] = field(default_factory=list)
+    evaluations: list[Round] = field(default_factory=list)  # the rounds after which the model was tested
+    diverged: bool = False
+
+    @classmethod
+    def of(cls, rows: Iterable[Mapping[str, Any]]) -> "History":
+        """Return the history of lines of metrics."""
+        history = cls()
+        for row in rows:
+            history.add(row)
+        return history
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Add a round, as it stands in the run's file."""
+        last = self.last
+        self.rounds.append(
+            Round(
+                rounds=row["round"] + 1,
+                loss=row.get("loss"),
+                accuracy=row["accuracy"],
+                uplink_bytes=last.uplink_bytes + row["uplink_bytes"],
+                payload_bytes=last.payload_bytes + row["payload_bytes"],
+                downlink_bytes=last.downlink_bytes + row["downlink_bytes"],
+                updates=last.updates + row["clients"],
+            )
+        )
+        if row["accuracy"] is not None:
+            self.evaluations.append(self.rounds[-1])
+        # Clients answered and have no loss: it was not finite, and the file knows no such number.
+        self.diverged = self.diverged or (row["clients"] > 0 and row.get("loss") is None)
+
+    def __len__(self) -> int:
+        return len(self.rounds)
+
+    @property
+    def last(self) -> Round:
+        """The state after the last round."""
+        return self.rounds[-1] if self.rounds else START
+
+    @property
+    def final_accuracy(self) -> float | None:
+        """The accuracy that was measured last."""
+        return self.evaluations[-1].accuracy if self.evaluations else None
+
+    def first_at(self, target: float) -> Round | None:
+        """Return the first evaluation at which an accuracy was met."""
+        return next((entry for entry in self.evaluations if (entry.accuracy or 0.0) >= target), None)
+
+    def accuracy_at(self, budget: int, count: Count = "uplink_bytes", round_cap: int | None = None) -> float | None:
+        """Return the accuracy of the last evaluation within a number of bytes, and of rounds where there is a cap."""
+        within = [
+            entry.accuracy
+            for entry in self.evaluations
+            if getattr(entry, count) <= budget and (round_cap is None or entry.rounds <= round_cap)
+        ]
+        return within[-1] if within else None
+
+    def has_spent(self, budget: int, count: Count = "uplink_bytes", round_cap: int | None = None) -> bool:
+        """Return whether no later evaluation counts for `accuracy_at`."""
+        return getattr(self.last, count) >= budget or (round_cap is not None and self.last.rounds >= round_cap)
+
+    def fell_back(self, target: float) -> bool:
+        """Return whether it diverged, or ended below a target that it had reached."""
+        return self.diverged or (self.first_at(target) is not None and (self.final_accuracy or 0.0) < target)
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One run with its config and history."""
+
+    folder: Path  # a mere name where none was made
+    config: RunConfig
+    history: History
+    starts: tuple[dict[str, Any], ...] = ()  # versions and machine, one entry per start
+    summary: dict[str, Any] | None = None  # written when a run ends, be it before its last round
+
+    @property
+    def seed(self) -> int:
+        """The training seed."""
+        return self.config.seed
+
+    @property
+    def finished(self) -> bool:
+        """Whether it ran all its rounds, or ended before: on purpose, at a target say, or because it diverged."""
+        return self.state != "unfinished"
+
+    @property
+    def state(self) -> Literal["finished", "ended early", "diverged", "unfinished"]:
+        """How the run stands."""
+        done = self.history.last.rounds
+        if self.summary is not None and self.summary["rounds"] == done and self.history.diverged:
+            return "diverged"
+        if done == self.config.rounds:
+            return "finished"
+        return "ended early" if self.summary is not None and self.summary["rounds"] == done else "unfinished"
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """Mean and sample standard deviation over the seeds that have a value; no deviation of a single one."""
+
+    mean: float
+    sd: float | None
+    seeds: int  # those with a value
+    of: int
+
+    @property
+    def complete(self) -> bool:
+        """Whether every seed has a value."""
+        return self.seeds == self.of
+
+
+def statistic(values: Sequence[float | None]) -> Statistic | None:
+    """Sum up one number per seed; None where a seed has none, or where no seed has one."""
+    there = [float(value) for value in values if value is not None]
+    if not there:
+        return None
+    return Statistic(mean(there), stdev(there) if len(there) > 1 else None, len(there), len(values))
+
+
+def read_run(folder: Path) -> RunRecord:
+    """Read and check everything that a run folder says of its run."""
+    try:
+        config = read_config(folder)
+    except ConfigError as error:
+        raise RunError(f"{folder / CONFIG} is not the config of a run: {error}; leave this folder out") from None
+    starts = read_starts(folder, "delete it, or leave this folder out")
+    history, summary = read_history(folder)
+    if history.last.rounds > config.rounds:
+        raise RunError(
+            f"{folder / METRICS} has {history.last.rounds} rounds, but {CONFIG} says rounds = {config.rounds}: one of "
+            "them was changed; leave this folder out"
+        )
+    return RunRecord(folder, config, history, tuple(starts), summary)
+
+
+def read_history(folder: Path) -> tuple[History, dict[str, Any] | None]:
+    """Return the history of a run folder, and its summary if there is one."""
+    history = History.of(read_metrics(folder))
+    path = folder / SUMMARY
+    if not path.is_file():
+        return history, None
+    summary = read_json(path, f"delete it if its run is to go on, or {LEAVE_OUT}")
+    is_table = isinstance(summary, dict)
+    came = (summary.get("rounds"), summary.get("uplink_bytes")) if is_table else summary
+    # It is written after its last line: a run that went on since has more lines, but not other ones.
+    if came not in [(entry.rounds, entry.uplink_bytes) for entry in (START, *history.rounds)]:
+        raise RunError(
+            f"{path} does not belong to {METRICS}, which has {history.last.rounds} rounds and "
+            f"{history.last.uplink_bytes} uplink bytes where the summary says {came!r:.60}: one of them was changed; "
+            "put back what it was, or delete the folder to train it again"
+        )
+    history.diverged = history.diverged or "diverged" in summary
+    return history, summary
+
+
+def read_config(folder: Path) -> RunConfig:
+    """Return the resolved config of a run folder."""
+    path = folder / CONFIG
+    if not path.is_file():
+        raise RunError(f"{folder} is not a run: it has no {CONFIG}; start one with fedmpdd run CONFIG --out {folder}")
+    remedy = f"put back what it was, or delete {folder} and start the run again"
+    return parse_config(read_json(path, remedy, largest=LARGEST_CONFIG))
+
+
+def read_starts(folder: Path, remedy: str) -> list[dict[str, Any]]:
+    """Return the environment of every start of a run, or raise RunError that ends in `remedy`."""
+    path = folder / ENVIRONMENT
+    starts = read_json(path, remedy) if path.is_file() else []
+    if not isinstance(starts, list) or not all(isinstance(start, dict) for start in starts):
+        raise RunError(f"{path} is damaged: expected a list with one table per start; {remedy}")
+    return starts
+
+
+def read_metrics(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rounds of a run; a last line that was cut off by a crash is left out."""
+    path = folder / METRICS
+    if not path.is_file():
+        return
+    cut_off = False
+    with path.open("rb") as file:
+        for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE), b"")):
+            if cut_off:  # of the line before, which then is not the last
+                raise _damaged_line(path, number, "it is no line of metrics")
+            row = _row_of(line)
+            if row is None:
+                cut_off = True
+            elif problem := problem_of(row, number):
+                raise _damaged_line(path, number + 1, problem)
+            else:
+                yield row
+
+
+def problem_of(row: Any, number: int) -> str | None:
+    """Say what keeps the metrics of a round from being counted, if anything does."""
+    of_this_round = {"round": (lambda value: is_count(value) and value == number, f"{number}")}
+    return problem_in(row, {**of_this_round, **_EXPECTED})
+
+
+def _row_of(line: bytes) -> dict[str, Any] | None:
+    """The metrics of a line, None if it is not whole."""
+    try:
+        row = parse_json(line) if line.endswith(b"\n") else None
+    except DocumentError:
+        return None
+    return row if isinstance(row, dict) and {"round", *_EXPECTED} - {"loss"} <= set(row) else None
+
+
+def _damaged_line(path: Path, number: int, problem: str) -> RunError:
+    return RunError(
+        f"{path}, line {number} is damaged: {problem}; put back what it was, leave the folder out, or delete "
+        f"{path.parent} and start the run again"
+    )
+
+
+_EXPECTED: Expected = {
+    "clients": (is_count, "a whole number"),
+    **dict.fromkeys(("uplink_bytes", "payload_bytes", "downlink_bytes"), (is_count, "a number of bytes")),
+    "accuracy": (
+        lambda value: value is None or (is_number(value) and 0 <= value <= 1),
+        "null or a number from 0 to 1",
+    ),
+    "loss": (lambda value: value is None or is_number(value), "null or a number"),
+}
