@@ -67,9 +67,9 @@ def test_clipping_bounds_what_a_client_adds_whatever_rounding_does() -> None:
     sent = exchange.send(fed._session_of(fed.codec), gradients, fed._plan_of(0).keys, fed._plan_of(0).present)
     spare = np.uint64(40)
     whole = (sent.content << spare).view(np.int64) >> np.int64(40)
-    lengths = np.linalg.norm(whole * exchange.step, axis=1)
-    assert (lengths <= exchange.bound).all()
-    assert lengths.max() > 0.99 * exchange.bound
+    lengths = np.linalg.norm(whole * exchange.uplink.step, axis=1)
+    assert (lengths <= exchange.uplink.bound).all()
+    assert lengths.max() > 0.99 * exchange.uplink.bound
 
 
 def test_noise_has_the_deviation_that_is_counted() -> None:

@@ -1,6 +1,5 @@
 """The sections of a run's config: partition, server, codec, secure sums."""
 
-import math
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -10,9 +9,9 @@ from fedmpdd.errors import InputError
 from fedmpdd.tasks.data import PartitionKind
 from fedmpdd.uplink import RobustMean
 from fedmpdd.uplink.protection import Private
+from fedmpdd.uplink.secure_rounds import SecureRounds
 
 STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-NOISE_ROOM = 12  # deviations of a secure sum's noise that its ring has room for: more come once in 10^32 numbers
 
 
 class PartitionConfig(BaseModel):
@@ -133,13 +132,7 @@ class RobustConfig(BaseModel):
 
 
 class SecureConfig(BaseModel):
-    """Rounds in which the server sees the sum of all scalars and no client's own (docs/secure-sum.md).
-
-    clip, noise_multiplier: as in the codec's protection, but noise is drawn on integers, and of a round's sum.
-    dropouts: the share of a round's clients that may drop out; with more of them the round counts for nothing.
-    colluding: the share of a round's clients that may tell the server all they know; their noise hides nobody.
-    neighbours: with how many others a client shares its secrets, 0 for everybody.
-    """
+    """Rounds in which the server sees the sum of all scalars: the fields of fedmpdd.uplink.SecureRounds."""
 
     model_config = STRICT
 
@@ -150,37 +143,29 @@ class SecureConfig(BaseModel):
     colluding: float = Field(default=0.0, ge=0, lt=0.5)
     neighbours: int = Field(default=0, ge=0, multiple_of=2)
 
-    def check_neighbours(self, clients: int) -> None:
-        """Raise ValueError unless clients talk to enough others for what drop-outs and collusion are to be."""
-        if not self.neighbours:
-            return
-        from fedmpdd.secure_sum import enough_neighbours  # needs a package that others do not
+    def build(self) -> SecureRounds:
+        """Return the agreement itself."""
+        return SecureRounds(**self.model_dump())
 
-        enough = enough_neighbours(clients, clients - self.threshold(clients), self.friends(clients))
-        if enough == 0 or not enough <= self.neighbours < clients - 1:
-            advice = f"{enough} or more, below {clients - 1}" if enough else "0, everybody"
-            raise ValueError(
-                f"secure.neighbours = {self.neighbours}: {clients} clients, of whom {self.dropouts} drop out and "
-                f"{self.colluding} collude, need {advice}"
-            )
+    def check_neighbours(self, clients: int) -> None:
+        """See SecureRounds; ValueError is what a config raises."""
+        try:
+            self.build().check_neighbours(clients)
+        except InputError as error:
+            raise ValueError(f"secure.{error}") from None
 
     def friends(self, clients: int) -> int:
-        """Return how many of a round's clients may be in league with the server."""
-        return math.floor(self.colluding * clients + 1e-9)
+        """See SecureRounds.colluders."""
+        return self.build().colluders(clients)
 
     def hiding(self, clients: int) -> int:
-        """Return how many clients' noise the server cannot know in a sum that it sees."""
-        return self.threshold(clients) - self.friends(clients)
+        """See SecureRounds.honest_minimum."""
+        return self.build().honest_minimum(clients)
 
     def threshold(self, clients: int) -> int:
-        """Return how many of a round's clients must stay: more than half."""
-        return max(clients // 2 + 1, clients - math.floor(self.dropouts * clients + 1e-9))
-
-    def levels(self, clients: int) -> float:
-        """How many steps the longest vector has: as many as the ring has room for in the sum of all, noise included."""
-        room = clients + 1 + NOISE_ROOM * math.sqrt(clients) * self.noise_multiplier
-        return (2.0 ** (self.ring_bits - 1) - 1) / room
+        """See SecureRounds."""
+        return self.build().threshold(clients)
 
     def noise_in_steps(self, clients: int) -> float:
-        """Return the deviation of the noise that a client adds to each of its numbers, in steps of the integers."""
-        return self.noise_multiplier * self.levels(clients)
+        """See SecureRounds."""
+        return self.build().noise_in_steps(clients)

@@ -3,5 +3,6 @@
 from fedmpdd.uplink.reference import Reference
 from fedmpdd.uplink.robust import RobustMean
 from fedmpdd.uplink.screening import Candidate, Rejection, Screening
+from fedmpdd.uplink.secure_rounds import SecureRounds
 
-__all__ = ["Candidate", "Reference", "Rejection", "RobustMean", "Screening"]
+__all__ = ["Candidate", "Reference", "Rejection", "RobustMean", "Screening", "SecureRounds"]
