@@ -301,7 +301,7 @@ def test_the_circle_and_how_many_neighbours_are_enough_are_those_of_the_document
     assert len(rows) == 6
     for clients, counts in rows:
         n = int(clients.replace(",", ""))
-        found = [enough_neighbours(n, math.floor(gone * n), math.floor(friends * n)) for gone, friends in shares]
+        found = [enough_neighbours(n, math.floor(gone * n), math.floor(colluders * n)) for gone, colluders in shares]
         assert found == [int(count) for count in counts.split("|")[1:]]
 
 
@@ -336,9 +336,9 @@ def test_the_code_of_the_document_runs(tmp_path: Path, monkeypatch: pytest.Monke
     assert (tmp_path / "client-3-rounds.json").exists()
 
 
-def test_the_document_says_right_from_how_many_friends_a_threshold_protects() -> None:
+def test_the_document_says_right_from_how_many_colluders_a_threshold_protects() -> None:
     rows = re.findall(r"^\| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", DOCUMENT, flags=re.MULTILINE)
     assert len(rows) == 4
-    for n, t, friends, gone in (map(int, row) for row in rows):
+    for n, t, colluders, gone in (map(int, row) for row in rows):
         assert t == default_threshold(n) == n - gone
-        assert threshold_against(n, friends) <= t < threshold_against(n, friends + 1)
+        assert threshold_against(n, colluders) <= t < threshold_against(n, colluders + 1)

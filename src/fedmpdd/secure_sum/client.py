@@ -59,16 +59,17 @@ class SecureClient:
         client: this client's number in the round.
         ledger: what this client has answered so far: `FileLedger(path)`, or in simulations `MemoryLedger()`. Whatever
             is answered is written there first, so that no process of this client answers it again.
-        fewest_clients: how many clients, this one counted and friends of the server not, a sum must be of. Three is the
-            fewest with which one friend that this client does not know of still leaves two to tell apart; without
+        fewest_clients: how many clients, this one counted and colluders not, a sum must be of. Three is the
+            fewest with which one colluder that this client does not know of still leaves two to tell apart; without
             noise a sum of three hides little, so that larger crowds should insist on more.
-        friends: how many clients may be in league with the server. Terms that do not protect from so many are refused:
-            too few neighbours, a crowd below `fewest_clients` without them, or with signatures a threshold of
-            (n + friends)/2 or less. None: none are counted, and how many neighbours there are is left to the server.
+        colluders: how many clients may be in league with the server. Terms that do not protect from so many are
+            refused: too few neighbours, a crowd below `fewest_clients` without them, or with signatures a threshold
+            of (n + colluders)/2 or less. None: none are counted, and how many neighbours there are is left to the
+            server.
         identity: the client's signing key and everybody's verify keys. With it the client insists on signatures.
 
     Example:
-        >>> client = SecureClient(read_terms(opening), 3, FileLedger("rounds.json"), fewest_clients=20, friends=5)
+        >>> client = SecureClient(read_terms(opening), 3, FileLedger("rounds.json"), fewest_clients=20, colluders=5)
         >>> server.receive(3, client.advertise())
     """
 
@@ -79,7 +80,7 @@ class SecureClient:
         ledger: Ledger,
         *,
         fewest_clients: int = FEWEST_CLIENTS,
-        friends: int | None = None,
+        colluders: int | None = None,
         identity: Identity | None = None,
     ) -> None:
         if not isinstance(ledger, Ledger):
@@ -91,7 +92,7 @@ class SecureClient:
         self.client = client
         self._ledger = ledger
         self._fewest_clients = fewest_clients
-        self._friends = friends
+        self._colluders = colluders
         self._identity = identity
         self._check_terms()
         ledger.check(terms, Phase.ADVERTISE)
@@ -105,6 +106,29 @@ class SecureClient:
         self._view = b""  # stands for all that everybody was told of who is there, and by which keys
         self._shares: dict[int, list[int]] = {}  # of b_j and s_j^SK, of those who shared
         self._survivors: list[int] = []  # U3, where this client has signed it
+
+    def answer(self, message: bytes, values: NDArray[np.uint64] | None = None) -> bytes:
+        """Answer what the server sent, in whatever phase this client is.
+
+        Args:
+            message: what opens the phase. What opened the round was read already, as `terms`.
+            values: the vector [length], which is needed in the phase MASK alone.
+
+        Returns:
+            The client's message of the phase.
+
+        """
+        if self.phase == Phase.ADVERTISE:
+            return self.advertise()
+        if self.phase == Phase.SHARE:
+            return self.share(message)
+        if self.phase == Phase.CONFIRM:
+            return self.confirm(message)
+        if self.phase == Phase.UNMASK:
+            return self.unmask(message)
+        if values is None:
+            raise InputError("this client is at MASK, and no vector came to mask; pass values=…")
+        return self.mask(message, values)
 
     def advertise(self) -> bytes:
         """Send two public keys, one to talk to the others by and one to agree on masks."""
@@ -209,7 +233,7 @@ class SecureClient:
                 "terms": messages.write_terms(self.terms).hex(),
                 "client": self.client,
                 "fewest_clients": self._fewest_clients,
-                "friends": self._friends,
+                "friends": self._colluders,  # the name that it has had in states from the first release on
                 "phase": int(self.phase),
                 "secrets": [self._channel_secret.hex(), self._mask_secret.hex(), self._seed.hex()],
                 "present": self._present,
@@ -234,7 +258,7 @@ class SecureClient:
                 kept["client"],
                 MemoryLedger(),  # its own says that the round has begun
                 fewest_clients=kept["fewest_clients"],
-                friends=kept["friends"],
+                colluders=kept["friends"],
                 identity=identity,
             )
             client.phase = Phase(kept["phase"])
@@ -257,21 +281,21 @@ class SecureClient:
     # -------------------------------------------------------------------------------------------------- checks
 
     def _check_terms(self) -> None:
-        terms, client, fewest, friends = self.terms, self.client, self._fewest_clients, self._friends
+        terms, client, fewest, colluders = self.terms, self.client, self._fewest_clients, self._colluders
         for name, value, least, most in (
             ("client", client, 0, terms.clients - 1),
             ("fewest_clients", fewest, 2, None),
-            ("friends", 0 if friends is None else friends, 0, None),
+            ("colluders", 0 if colluders is None else colluders, 0, None),
         ):
             if type(value) is not int or value < least or (most is not None and value > most):
                 upto = "on" if most is None else f"to {most}"
                 raise InputError(f"{name} = {value!r}: expected a number from {least} {upto}")
         self._check_crowd(terms.threshold, "may be all that are left by these terms")
-        if friends is not None and terms.neighbours:
-            enough = enough_neighbours(terms.clients, terms.clients - terms.threshold, friends, failure=1.0)
+        if colluders is not None and terms.neighbours:
+            enough = enough_neighbours(terms.clients, terms.clients - terms.threshold, colluders, failure=1.0)
             if not 0 < enough <= terms.neighbours:
                 raise SecureSumError(
-                    f"the terms say {terms.neighbours} neighbours, and with {friends} of {terms.clients} clients in "
+                    f"the terms say {terms.neighbours} neighbours, and with {colluders} of {terms.clients} clients in "
                     f"league with the server it takes {enough or 'everybody'}: nothing is told"
                 )
         if self._identity is not None:
@@ -280,19 +304,19 @@ class SecureClient:
             raise SecureSumError(
                 "the terms ask for signatures, and this client was given no identity to sign with: pass identity=…"
             )
-        if terms.signed and terms.threshold < (least := threshold_against(terms.clients, friends or 0)):
+        if terms.signed and terms.threshold < (least := threshold_against(terms.clients, colluders or 0)):
             raise SecureSumError(
-                f"the terms say a threshold of {terms.threshold}, and with {friends} of {terms.clients} clients in "
+                f"the terms say a threshold of {terms.threshold}, and with {colluders} of {terms.clients} clients in "
                 f"league with the server it takes {least}, or two sets of survivors could both be signed: nothing is "
                 "told"
             )
 
     def _check_crowd(self, crowd: int, did: str) -> None:
-        honest = crowd - (self._friends or 0)
+        honest = crowd - (self._colluders or 0)
         if honest < self._fewest_clients:
-            friends = f", {self._friends} of them in league with the server," if self._friends else ""
+            colluders = f", {self._colluders} of them in league with the server," if self._colluders else ""
             raise SecureSumError(
-                f"{crowd} clients{friends} {did}, and this client insists on {self._fewest_clients} in a sum that it "
+                f"{crowd} clients{colluders} {did}, and this client insists on {self._fewest_clients} in a sum that it "
                 "is in: nothing is told; ask more clients, or lower what it insists on (fewest_clients)"
             )
 

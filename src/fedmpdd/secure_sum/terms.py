@@ -31,13 +31,13 @@ def default_threshold(clients: int) -> int:
     return 2 * clients // 3 + 1
 
 
-def threshold_against(clients: int, friends: int) -> int:
-    """Return the smallest threshold of a round with signatures that so many friends of the server cannot break.
+def threshold_against(clients: int, colluders: int) -> int:
+    """Return the smallest threshold of a round with signatures that so many colluders cannot break.
 
     Two sets of survivors that are believed have t signatures each. Friends sign both, the others one, so that this
-    takes 2·(t − friends) of n − friends clients; where 2·t > n + friends there are not as many.
+    takes 2·(t − colluders) of n − colluders clients; where 2·t > n + colluders there are not as many.
     """
-    return (clients + friends) // 2 + 1
+    return (clients + colluders) // 2 + 1
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Terms:
         if self.signed and self.neighbours:
             raise InputError(
                 f"signed with neighbours = {self.neighbours}: who stands next to whom follows from run and round, "
-                "which a server that lies tries until its friends surround a client, and no signature shows it; "
+                "which a server that lies tries until its colluders surround a client, and no signature shows it; "
                 "take neighbours = 0"
             )
 
