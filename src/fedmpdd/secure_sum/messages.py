@@ -76,9 +76,9 @@ def write(kind: Kind, terms: Terms, client: int, *parts: bytes) -> bytes:
 
 def read(data: bytes, kind: Kind, terms: Terms, client: int) -> memoryview:
     """Return what follows the header of a message of this kind, from this client or for it."""
-    found, number, tag, body = _read_header(data)
-    if found != kind:
-        raise ContentError(f"a message of kind {found} came where {kind.name} ({kind}) was due: drop it")
+    came, number, tag, body = _read_header(data)
+    if came != kind:
+        raise ContentError(f"a message of kind {came} came where {kind.name} ({kind}) was due: drop it")
     if tag != terms.digest[:8]:
         raise SessionMismatchError(
             f"the message is of the round {tag.hex()}, this one is {terms.digest[:8].hex()} (round {terms.round} of "
@@ -106,6 +106,11 @@ def read_terms(data: bytes) -> Terms:
             f"the terms came as {tag.hex()}, their content is {terms.digest[:8].hex()}; ask for them again"
         )
     return terms
+
+
+def sender_of(data: bytes) -> int:
+    """Return the number of the client that a message says it is from, which only its signature can show."""
+    return _read_header(data)[1]
 
 
 def _read_header(data: bytes) -> tuple[int, int, bytes, memoryview]:
