@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fedmpdd.codecs import NO_KEY, Codec, Update
 from fedmpdd.directions import Key
 from fedmpdd.errors import ConfigError
-from fedmpdd.secure_sum import FixedPoint, SecureClient, Terms
+from fedmpdd.secure_sum import FixedPoint, Ring, SecureClient, Terms
 from fedmpdd.uplink.discrete_gaussian import NEGLIGIBLE, closeness, discrete_gaussian
 from fedmpdd.uplink.protection import NoiseSource, SystemNoise, clipped_rows
 from fedmpdd.uplink.secure_rounds import levels
@@ -56,7 +56,7 @@ class SecureUplink:
     ring_bits: int = 32
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for a codec whose numbers do not add up, and for steps that are too coarse."""
+        """Raise InputError for a codec whose numbers do not add up, and for steps that are too coarse."""
         sections = self.codec.sections(self.d)
         whole = self.codec.name == "fedsgd"
         if not (whole or self.codec.adds_up) or [section.dtype for section in sections] != ["<f4"]:
@@ -69,6 +69,7 @@ class SecureUplink:
                 f"clip = {self.clip!r} and noise_multiplier = {self.noise_multiplier!r}: expected finite numbers, the "
                 "first above 0 and the second from 0 on"
             )
+        Ring(self.ring_bits)
         if self._inside < _LEAST_INSIDE * self.bound:
             raise ConfigError(
                 f"ring_bits = {self.ring_bits}: {self.length:,} numbers of {self.clients} clients leave steps of "

@@ -7,8 +7,11 @@ import math
 from dataclasses import dataclass
 
 from fedmpdd.errors import ConfigError
+from fedmpdd.uplink.discrete_gaussian import LARGEST_DEVIATION
 
 NOISE_ROOM = 12  # deviations of a sum's noise that the ring has room for: more come once in 10^32 numbers
+_FINEST = 2.0**52  # levels above it would be finer than float64 itself
+_WIDEST_NOISE = 0.999 * LARGEST_DEVIATION  # below it by more than any rounding
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,8 @@ class SecureRounds:
 def levels(clients: int, ring_bits: int, noise_multiplier: float) -> float:
     """Return how many steps the longest vector of a client has.
 
-    As many as the ring has room for in the sum of all, noise included.
+    As many as the ring has room for in the sum of all, noise included; in a wide ring as many as float64 can tell
+    apart, and as noise can be drawn on.
 
     Args:
         clients: how many are asked.
@@ -110,4 +114,7 @@ def levels(clients: int, ring_bits: int, noise_multiplier: float) -> float:
 
     """
     room = clients + 1 + NOISE_ROOM * math.sqrt(clients) * noise_multiplier
-    return (2.0 ** (ring_bits - 1) - 1) / room
+    finest = _FINEST
+    if noise_multiplier > 0:  # the noise of all is drawn as one where it can be
+        finest = min(finest, _WIDEST_NOISE / (math.sqrt(clients) * noise_multiplier))
+    return min((2.0 ** (ring_bits - 1) - 1) / room, finest)
