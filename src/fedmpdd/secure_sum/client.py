@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from fedmpdd.documents import parse_json
 from fedmpdd.errors import ContentError, InputError, SecureSumError
 from fedmpdd.secure_sum import messages, primitives, shamir
+from fedmpdd.secure_sum.checks import is_whole
 from fedmpdd.secure_sum.ledger import Ledger, MemoryLedger
 from fedmpdd.secure_sum.messages import EVERYBODY, SEALED_BYTES, Kind, Phase
 from fedmpdd.secure_sum.neighbours import enough_neighbours
@@ -83,14 +84,9 @@ class SecureClient:
         colluders: int | None = None,
         identity: Identity | None = None,
     ) -> None:
-        if not isinstance(ledger, Ledger):
-            raise InputError(
-                f"ledger = {ledger!r}: expected a FileLedger, or in simulations a MemoryLedger, where this client "
-                "writes down what it has answered"
-            )
         self.terms = terms
         self.client = client
-        self._ledger = ledger
+        self._ledger = _checked_ledger(ledger)
         self._fewest_clients = fewest_clients
         self._colluders = colluders
         self._identity = identity
@@ -141,8 +137,7 @@ class SecureClient:
         self._expect(Phase.SHARE)
         terms = self.terms
         body = messages.read(keys, Kind.KEYS, terms, self.client if terms.neighbours else EVERYBODY)
-        present = messages.read_set(body, terms.clients)
-        who, body = bytes(body[: messages.set_bytes(terms.clients)]), body[messages.set_bytes(terms.clients) :]
+        present, body = messages.read_set(body, terms.clients)
         members = self._holders_in(present)
         size = messages.advertised_bytes(terms)
         messages.check_length(body, len(members) * size)
@@ -150,7 +145,9 @@ class SecureClient:
         bodies = dict(zip(members, messages.split(body, size), strict=True))
         channel_keys, mask_keys = self._checked_keys(bodies)
         self._channel_keys, self._mask_keys, self._present = channel_keys, mask_keys, present
-        self._view = primitives.digest(b"keys", who if terms.neighbours else keys)
+        self._view = primitives.digest(
+            b"keys", messages.write_set(present, terms.clients) if terms.neighbours else keys
+        )
         points = [member + 1 for member in members]
         seed_shares, key_shares = (
             shamir.share(int.from_bytes(secret, "little"), terms.share_threshold, points)
@@ -170,8 +167,7 @@ class SecureClient:
         self._expect(Phase.MASK)
         terms = self.terms
         body = messages.read(inbox, Kind.INBOX, terms, self.client)
-        present = messages.read_set(body, terms.clients)
-        body = body[messages.set_bytes(terms.clients) :]
+        present, body = messages.read_set(body, terms.clients)
         members = self._holders_in(present)
         peers = [member for member in members if member != self.client]
         messages.check_length(body, len(peers) * SEALED_BYTES)
@@ -271,9 +267,7 @@ class SecureClient:
             client._shares = {int(n): messages.read_shares(bytes.fromhex(pair)) for n, pair in kept["shares"].items()}
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise InputError(f"this is not the state of a client of a secure sum: {error}; start a new round") from None
-        if not isinstance(ledger, Ledger):
-            raise InputError(f"ledger = {ledger!r}: expected the one that the client had before")
-        client._ledger = ledger
+        client._ledger = _checked_ledger(ledger)
         if client.phase != Phase.DONE:
             ledger.check(terms, client.phase)
         return client
@@ -287,7 +281,7 @@ class SecureClient:
             ("fewest_clients", fewest, 2, None),
             ("colluders", 0 if colluders is None else colluders, 0, None),
         ):
-            if type(value) is not int or value < least or (most is not None and value > most):
+            if not is_whole(value, least, most):
                 upto = "on" if most is None else f"to {most}"
                 raise InputError(f"{name} = {value!r}: expected a number from {least} {upto}")
         self._check_crowd(terms.threshold, "may be all that are left by these terms")
@@ -337,8 +331,8 @@ class SecureClient:
     def _read_survivors(self, message: bytes) -> list[int]:
         """Return who stayed, by the word of the server, or raise where this client must not go on."""
         body = messages.read(message, Kind.SURVIVORS, self.terms, EVERYBODY)
-        stayed = messages.read_set(body, self.terms.clients)
-        messages.check_length(body, messages.set_bytes(self.terms.clients))
+        stayed, rest = messages.read_set(body, self.terms.clients)
+        messages.check_length(rest, 0)
         if unknown := sorted(set(stayed) - set(self._present)):
             raise ContentError(f"client {unknown[0]} is said to have stayed, but never shared: leave this round")
         self._need(stayed, self._holders_in(stayed), "stayed")
@@ -348,8 +342,7 @@ class SecureClient:
         """Raise unless as many as the threshold signed the very set that this client signed."""
         terms = self.terms
         body = messages.read(message, Kind.CONFIRMATIONS, terms, EVERYBODY)
-        signers = messages.read_set(body, terms.clients)
-        body = body[messages.set_bytes(terms.clients) :]
+        signers, body = messages.read_set(body, terms.clients)
         messages.check_length(body, len(signers) * SIGNATURE_BYTES)
         if unknown := sorted(set(signers) - set(self._survivors)):
             raise ContentError(
@@ -434,3 +427,12 @@ class SecureClient:
         self._ledger.take(self.terms, self.phase)
         self.phase = messages.phase_after(self.terms, self.phase)
         return messages.write(kind, self.terms, self.client, *parts)
+
+
+def _checked_ledger(ledger: Ledger) -> Ledger:
+    if not isinstance(ledger, Ledger):
+        raise InputError(
+            f"ledger = {ledger!r}: expected a FileLedger, or in simulations a MemoryLedger, where this client writes "
+            "down what it has answered: the same one as long as it lives"
+        )
+    return ledger

@@ -128,11 +128,11 @@ def _read_header(data: bytes) -> tuple[int, int, bytes, memoryview]:
 
 
 def check_length(body: memoryview, expected: int) -> None:
-    """Raise FrameLengthError unless a body is as long as it must be."""
+    """Raise FrameLengthError unless so many bytes are left, behind the header and a set of clients if there is one."""
     if len(body) != expected:
         raise FrameLengthError(
-            f"the message has {HEADER_BYTES + len(body)} bytes where this round makes it {HEADER_BYTES + expected}; "
-            "ask for it again"
+            f"the message ends with {len(body)} bytes behind header and set of clients, where this round has "
+            f"{expected}; ask for it again"
         )
 
 
@@ -148,8 +148,8 @@ def write_set(members: Collection[int], clients: int) -> bytes:
     return np.packbits(bits, bitorder="little").tobytes()
 
 
-def read_set(body: memoryview, clients: int) -> list[int]:
-    """Read the set that a body starts with: its members in order."""
+def read_set(body: memoryview, clients: int) -> tuple[list[int], memoryview]:
+    """Read the set that a body starts with: its members in order, and what follows it."""
     size = set_bytes(clients)
     if len(body) < size:
         raise FrameLengthError(
@@ -158,7 +158,7 @@ def read_set(body: memoryview, clients: int) -> list[int]:
     bits = np.unpackbits(np.frombuffer(body[:size], np.uint8), bitorder="little")
     if bits[clients:].any():
         raise ContentError(f"a set of clients holds one beyond the last, {clients - 1}: drop this message")
-    return [int(member) for member in np.flatnonzero(bits)]
+    return [int(member) for member in np.flatnonzero(bits)], body[size:]
 
 
 def split(body: memoryview, size: int) -> list[bytes]:

@@ -9,6 +9,7 @@ the sums of its pieces.
 import math
 
 from fedmpdd.errors import InputError
+from fedmpdd.secure_sum.checks import is_whole
 
 SECRECY = 2.0**-40  # how likely, in a round, anybody may be less hidden than by the sum of all honest who stay
 FAILURE = 2.0**-30  # how likely a round may fail with no more drop-outs than it should survive
@@ -34,7 +35,7 @@ def enough_neighbours(
         the sum of all others. Who they are, and who is gone, must not depend on the order of the circle.
     """
     for name, value, most in (("clients", clients, None), ("gone", gone, clients), ("colluders", colluders, clients)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0 or (most is not None and value > most):
+        if not is_whole(value, 0, most):
             raise InputError(f"{name} = {value!r} of {clients} clients: expected how many, a whole number")
 
     def keep(neighbours: int) -> bool:
@@ -67,8 +68,8 @@ def _at_least(fewest: int, drawn: int, marked: int, whole: int) -> float:
     """How likely so many of `marked` are among `drawn` of `whole`, each draw as likely as another."""
     marked = min(marked, whole)
     return sum(
-        math.exp(_log_ways(marked, found) + _log_ways(whole - marked, drawn - found) - _log_ways(whole, drawn))
-        for found in range(max(fewest, drawn - (whole - marked)), min(drawn, marked) + 1)
+        math.exp(_log_ways(marked, count) + _log_ways(whole - marked, drawn - count) - _log_ways(whole, drawn))
+        for count in range(max(fewest, drawn - (whole - marked)), min(drawn, marked) + 1)
     )
 
 
