@@ -326,12 +326,15 @@ def test_the_document_counts_bytes_right() -> None:
 
 def test_the_code_of_the_document_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    first, second = re.findall(r"```python\n(.*?)```", DOCUMENT, flags=re.DOTALL)
+    first, second, third = re.findall(r"```python\n(.*?)```", DOCUMENT, flags=re.DOTALL)
     names: dict[str, Any] = {}
     exec(first, names)
     expected = np.delete(names["scalars"], 3, axis=0).mean(axis=0)
     assert np.abs(names["mean"] - expected).max() < 1e-7
     exec(second, names)
+    assert names["server"].included == (0, 1, 2)
+    assert names["update"].arrays[0].shape == (400,)
+    exec(third, names)
     assert names["server"].answered == (3,)
     assert (tmp_path / "client-3-rounds.json").exists()
 
