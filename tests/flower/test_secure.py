@@ -241,6 +241,24 @@ def test_nodes_that_are_too_few_from_the_start_are_told_why(lines: list[str]) ->
     assert any("insists on 3 in a sum that it is in" in line for line in lines)
     run(strategy_of(min_train_nodes=1, min_available_nodes=1), nodes=1)
     assert any("a secure sum of 1 clients is no sum" in line for line in lines)
+    run(strategy_of(fraction_train=0.0))
+    assert any("a secure sum of 0 clients is no sum" in line for line in lines)
+
+
+def test_a_node_that_lost_the_model_drops_out_and_is_sent_it_the_next_time(sent: list[list[int]]) -> None:
+    grid = Repeating(app_of(), NODES)
+
+    def forget(phase: Phase, node: int) -> None:
+        kept = grid.contexts[node].state
+        if phase == Phase.MASK and node == 4 and len(sent) == NODES + 4:  # in the second round, before it masks
+            del kept["fedmpdd.model"]
+
+    grid.before = forget
+    strategy = strategy_of(downlink="replay")
+    result = strategy.start(grid, initial(), num_rounds=3)
+    counts = [result.train_metrics_clientapp[k]["fedmpdd-contributors"] for k in (1, 2, 3)]
+    assert counts == [NODES, NODES - 1, NODES]
+    assert total_of(strategy) == sum_of(sent[2 * NODES - 1 :], 32)
 
 
 # ------------------------------------------------------------------------------------------------------ wrong answers

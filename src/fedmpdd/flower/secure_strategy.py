@@ -95,16 +95,18 @@ class SecureRound:
     grid: Grid
     timeout: float
     roster: Roster | None = None
-    asked: int = 0
-    aborted: bool = False
-    bytes_down: int = 0  # of the protocol, all nodes together
-    total: Elements | None = None  # the sum of the integers, once it is known,
-    included: tuple[int, ...] = ()  # and the nodes whose integers it is of
-    _nodes: dict[int, int] = field(default_factory=dict)  # by number in the round,
-    _numbers: dict[int, int] = field(default_factory=dict)  # and the numbers by node
-    _inboxes: dict[int, bytes] = field(default_factory=dict)  # what opens MASK, by node
-    _bytes_up: dict[int, int] = field(default_factory=dict)  # by node
-    _metrics: dict[int, dict[str, Any]] = field(default_factory=dict)  # of those who masked, by node
+    asked: int = field(default=0, init=False)  # nodes
+    aborted: bool = field(default=False, init=False)
+    bytes_down: int = field(default=0, init=False)  # of the protocol, all nodes together
+    total: Elements | None = field(default=None, init=False)  # the sum of the integers, once it is known,
+    included: tuple[int, ...] = field(default=(), init=False)  # and the nodes whose integers it is of
+    _uplink: SecureUplink = field(init=False)
+    _server: SecureServer = field(init=False)
+    _nodes: dict[int, int] = field(default_factory=dict, init=False)  # by number in the round,
+    _numbers: dict[int, int] = field(default_factory=dict, init=False)  # and the numbers by node
+    _inboxes: dict[int, bytes] = field(default_factory=dict, init=False)  # what opens MASK, by node
+    _bytes_up: dict[int, int] = field(default_factory=dict, init=False)  # by node
+    _metrics: dict[int, dict[str, Any]] = field(default_factory=dict, init=False)  # of those who masked, by node
 
     def gather(self, messages: list[Message]) -> list[Message]:
         """Have nodes agree on keys and share their secrets.
@@ -117,39 +119,38 @@ class SecureRound:
 
         """
         self.asked = len(messages)
+        nodes = [message.metadata.dst_node_id for message in messages]
         try:
-            if messages:
-                self._open(messages)
+            self._begin(messages[0].metadata.run_id if messages else 0)
+            self._ask(self._openings(nodes))
+            self._ask(self._records(self._server.advance()))
+            self._inboxes = {self._nodes[number]: inbox for number, inbox in self._server.advance().items()}
         except FedmpddError as error:
             self._abort(error)
         return [message for message in messages if message.metadata.dst_node_id in self._inboxes]
 
-    def _open(self, messages: list[Message]) -> None:
+    def _begin(self, run_id: int) -> None:
+        """Settle the terms, or raise where there can be no sum of so many nodes."""
+        settings, signed = self.settings, self.roster is not None
         clients = self.asked if self.roster is None else len(self.roster.verify_keys)
-        self.settings.check(clients)
+        settings.check(clients)
         self._uplink = SecureUplink(
-            self.codec, self.d, clients, self.settings.clip, self.settings.noise_multiplier, self.settings.ring_bits
+            self.codec, self.d, clients, settings.clip, settings.noise_multiplier, settings.ring_bits
         )
+        threshold, neighbours = settings.threshold(clients), settings.neighbours
         terms = self._uplink.terms(
-            training_of(messages[0].metadata.run_id),
-            self.sum_number,
-            threshold=self.settings.threshold(clients),
-            neighbours=self.settings.neighbours,
-            signed=self.roster is not None,
+            training_of(run_id), self.sum_number, threshold=threshold, neighbours=neighbours, signed=signed
         )
         self._server = SecureServer(terms, self.roster)
-        nodes = [message.metadata.dst_node_id for message in messages]
-        if self.roster is None:
-            self._nodes, self._numbers = dict(enumerate(nodes)), {node: k for k, node in enumerate(nodes)}
-        opening = self._server.open()
-        self._ask(
-            {
-                node: opening_record(protection_of(self.settings), opening, None if self.roster else number)
-                for number, node in enumerate(nodes)
-            }
-        )
-        self._ask(self._records(self._server.advance()))
-        self._inboxes = {self._nodes[number]: inbox for number, inbox in self._server.advance().items()}
+
+    def _openings(self, nodes: list[int]) -> dict[int, ConfigRecord]:
+        """What opens the round for each node; where clients sign, they have numbers already."""
+        opening, protection = self._server.open(), protection_of(self.settings)
+        if self.roster is not None:
+            return {node: opening_record(protection, opening, None) for node in nodes}
+        self._nodes = dict(enumerate(nodes))
+        self._numbers = {node: number for number, node in self._nodes.items()}
+        return {node: opening_record(protection, opening, number) for node, number in self._numbers.items()}
 
     def add_inbox(self, message: Message) -> None:
         """Put what opens the phase MASK into a train message, beside its order."""
