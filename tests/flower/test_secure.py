@@ -161,6 +161,21 @@ def test_the_integers_are_those_of_the_document() -> None:
     assert np.allclose(flat_of(result.arrays), -0.1 * mean, rtol=1e-6)
 
 
+def test_no_noise_can_be_drawn_again(sent: list[list[int]]) -> None:
+    """Two runs with one seed: nearly every integer is another one. By chance three are equal once in 10^16 runs."""
+    for noise in (0.0, 0.1):
+        for _ in range(2):
+            run(strategy_of(secure=SecureRounds(clip=20.0, noise_multiplier=noise)))
+    quiet, noisy = sent[: 2 * NODES], sent[2 * NODES :]
+    assert quiet[:NODES] == quiet[NODES:]
+    # Noise alone, by which it is told from the gradient: the difference of two draws, and no two of these are the same.
+    differences = [
+        [a - b for a, b in zip(*rows, strict=True)] for rows in zip(noisy[:NODES], noisy[NODES:], strict=True)
+    ]
+    assert len({tuple(row) for row in differences}) == NODES
+    assert sum(value == 0 for row in differences for value in row) < 3
+
+
 def test_the_model_is_the_local_engines() -> None:
     values: dict[str, Any] = {"model": "logistic", "clients": 5, "batch": 4, "lr": 0.05, "rounds": 4, "device": "cpu"}
     codec = {"name": "mpdd", "m": 50, "family": "hadamard", "keys": "shared"}
@@ -203,6 +218,7 @@ def test_the_bytes_are_those_of_the_protocol() -> None:
     assert metrics["fedmpdd-update-bytes"] == NODES * sum(bytes_up(terms))
     assert metrics["fedmpdd-downlink-bytes"] == NODES * (4 * D + sum(bytes_down(terms)))
     assert metrics["loss"] == 1.0
+    assert not {"round", "update"} & set(metrics)
 
 
 # -------------------------------------------------------------------------------------------------------- drop-outs
@@ -500,6 +516,7 @@ def changed_order(message: Message, **values: Any) -> None:
         (lambda message: changed_order(message, secure={"clip": -1.0}), "expected finite numbers"),
         (lambda message: changed_order(message, secure=[1.0]), "its secure is a list"),
         (lambda message: changed_order(message, error_feedback=True), "no memories"),
+        (lambda message: changed_order(message, protection={"clip": 1.0}), "a clip of its own"),
         (lambda message: changed_order(message, key=None), "one key for all clients"),
         (lambda message: changed_order(message, codec={"name": "mpdd", "m": 41}), "disagree about codec or model"),
         (lambda message: changed_order(message, codec={"name": "mpdd", "m": 40, "bits": 8}), "numbers that mean the"),
