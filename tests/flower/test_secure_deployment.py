@@ -35,11 +35,13 @@ LONGEST = 300.0  # seconds for anything that is waited for
 
 @dataclass
 class Evidence:
-    """What three rounds left: one in which two nodes were killed, one without them, and one without secure sums."""
+    """What rounds left: one in which two nodes were killed, and without them one more, one signed, one without sums."""
 
     sums: dict[int, dict[str, Any]]  # by round
     node_ids: list[int]
+    signed_sum: dict[str, Any]
     secure: Meter
+    signed: Meter
     plain: Meter
     survivors: set[str]  # ports
 
@@ -77,18 +79,19 @@ def evidence(tmp_path_factory: pytest.TempPathFactory) -> Evidence:
         sums = {number: json.loads((folder / f"sum-{number}.json").read_text()) for number in (1, 2)}
         node_ids = [int((folder / f"train-1-{number}").read_text()) for number in range(NODES)]
         meter.requests.clear()
-        run = one.run(APP, f'folder="{folder}" secure=false', timeout=LONGEST)
-        assert run.status == "finished:completed"
+        assert one.run(APP, f'folder="{folder}" signed=true', timeout=LONGEST).status == "finished:completed"
+        signed, signed_sum = Meter(list(meter.requests)), json.loads((folder / "sum-1.json").read_text())
+        meter.requests.clear()
+        assert one.run(APP, f'folder="{folder}" secure=false', timeout=LONGEST).status == "finished:completed"
     survivors = {str(port) for number, port in enumerate(ports) if number not in (WAITS, ANSWERED)}
-    return Evidence(sums, node_ids, secure, meter, survivors)
+    return Evidence(sums, node_ids, signed_sum, secure, signed, meter, survivors)
 
 
-def integers_of(node: int, number: int) -> list[int]:
+def integers_of(node: int, number: int, asked: int) -> list[int]:
     """What a node adds to the sum of a round: its scalars in steps, by Python's own rounding."""
     gradient = np.cos((node + 1) * np.arange(D) / D).astype(np.float32) / np.float32(100)
     key = Key(derive_seed(1, number - 1, NO_CLIENT))
     (update,) = MPDD(M, family="hadamard").encode(gradient[np.newaxis], [key])
-    asked = NODES if number == 1 else NODES - 2
     step = CLIP * M**0.5 / ((2**31 - 1) / (asked + 1))
     return [round(float(scalar) / step) for scalar in update.arrays[0]]
 
@@ -98,8 +101,16 @@ def test_the_sum_is_exact_though_two_were_killed(evidence: Evidence, number: int
     """Whose masked vector had come is in the sum, though it was gone when the masks were lifted."""
     nodes = [node for node in range(NODES) if node not in missing]
     assert sorted(evidence.sums[number]["included"]) == sorted(evidence.node_ids[node] for node in nodes)
-    rows = [integers_of(node, number) for node in nodes]
+    rows = [integers_of(node, number, NODES if number == 1 else NODES - 2) for node in nodes]
     assert evidence.sums[number]["total"] == [sum(column) % 2**32 for column in zip(*rows, strict=True)]
+
+
+def test_nodes_that_sign_give_the_sum_too(evidence: Evidence) -> None:
+    """Those of the roster that are gone count as drop-outs."""
+    nodes = [node for node in range(NODES) if node not in (WAITS, ANSWERED)]
+    assert sorted(evidence.signed_sum["included"]) == sorted(evidence.node_ids[node] for node in nodes)
+    rows = [integers_of(node, 1, NODES) for node in nodes]
+    assert evidence.signed_sum["total"] == [sum(column) % 2**32 for column in zip(*rows, strict=True)]
 
 
 def per_message(rows: list[dict[str, Any]], number: str, bytes_of: str, count: int) -> list[float]:
@@ -112,7 +123,11 @@ def per_message(rows: list[dict[str, Any]], number: str, bytes_of: str, count: i
 def test_the_bytes_on_the_socket(evidence: Evidence) -> None:
     """What -s prints: medians of a node's answers and of what it is sent, envelopes and headers included."""
     medians = {}
-    for name, meter, count in (("secure", evidence.secure, 4), ("plain", evidence.plain, 1)):
+    for name, meter, count in (
+        ("secure", evidence.secure, 4),
+        ("signed", evidence.signed, 5),
+        ("plain", evidence.plain, 1),
+    ):
         up = [row for row in meter.replies() if row["client"] in evidence.survivors]
         down = [row for row in meter.messages() if row["client"] in evidence.survivors]
         medians[name] = per_message(up, "reply", "up", count), per_message(down, "message", "down", count)
@@ -120,5 +135,7 @@ def test_the_bytes_on_the_socket(evidence: Evidence) -> None:
     print("seconds:", {number: round(one["seconds"]) for number, one in evidence.sums.items()})
     protocol = (80, 894, 1_616, 346)  # of ten clients: docs/secure-sum.md
     envelope = medians["plain"][0][0] - 4 * M
-    for content, measured in zip(protocol, medians["secure"][0], strict=True):
-        assert content < measured < content + 1.1 * envelope
+    with_signatures = (144, 894 - 2 * 94, 1_616, 80, 346 - 2 * 33)  # of the eight that are left
+    for name, contents in (("secure", protocol), ("signed", with_signatures)):
+        for content, measured in zip(contents, medians[name][0], strict=True):
+            assert content < measured < content + 1.1 * envelope

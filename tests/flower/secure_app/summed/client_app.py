@@ -7,12 +7,23 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedmpdd.flower import fedmpdd_mod
+from fedmpdd.flower import ClientPolicy, make_mod
+from fedmpdd.flower.mod import CallNext
+from fedmpdd.secure_sum import Identity
+
+from . import roster, signing_key
 
 app = ClientApp()
 
 
-@app.train(mods=[fedmpdd_mod])
+def mod(message: Message, context: Context, call_next: CallNext) -> Message:
+    """Sign where the run says so."""
+    identity = Identity(signing_key(int(context.node_config["partition-id"])), roster())
+    policy = ClientPolicy(identity=lambda _: identity) if context.run_config["signed"] else ClientPolicy()
+    return make_mod(policy)(message, context, call_next)
+
+
+@app.train(mods=[mod])
 def train(message: Message, context: Context) -> Message:
     """Return the node's gradient, or wait where the test says so."""
     config = message.content.config_records["config"]

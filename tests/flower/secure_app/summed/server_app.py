@@ -10,6 +10,8 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedmpdd.flower import FedMPDD, SecureRounds
 
+from . import roster
+
 app = ServerApp()
 
 
@@ -21,6 +23,7 @@ def main(grid: Grid, context: Context) -> None:
     strategy = FedMPDD(
         codec=str(config["codec"]),
         secure=SecureRounds(clip=20.0) if config["secure"] else None,
+        roster=roster() if config["signed"] else None,
         returns="gradient",
         lr=0.1,
         weighting="equal",
