@@ -114,6 +114,8 @@ def test_noise_from_a_key_that_the_server_assigns_is_refused_by_both_sides(
         {"largest_clip": 1.0, "least_noise": -1.0},
         {"most_updates": 0},
         {"codecs": "mpdd"},
+        {"fewest_clients": 1},
+        {"colluders": -1},
     ],
 )
 def test_a_policy_that_cannot_be_meant_is_refused(policy: dict[str, Any]) -> None:

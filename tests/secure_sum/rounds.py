@@ -1,7 +1,5 @@
 """Rounds of secure sums that stop where a test looks closer."""
 
-from collections.abc import Callable
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -78,15 +76,8 @@ class Round:
         self.sent[phase] = {i: self.answer(i, phase, message) for i, message in self.opening[phase].items()}
 
     def answer(self, i: int, phase: Phase, message: bytes) -> bytes:
-        client = self.clients[i]
-        steps: dict[Phase, Callable[[], bytes]] = {
-            Phase.ADVERTISE: client.advertise,
-            Phase.SHARE: lambda: client.share(message),
-            Phase.MASK: lambda: client.mask(message, self.vectors[i]),
-            Phase.CONFIRM: lambda: client.confirm(message),
-            Phase.UNMASK: lambda: client.unmask(message),
-        }
-        return steps[phase]()
+        assert self.clients[i].phase == phase
+        return self.clients[i].answer(message, self.vectors[i])
 
     def masked(self, i: int) -> NDArray[np.uint32] | Vectors:
         return self.terms.ring.unpack(memoryview(self.sent[Phase.MASK][i])[HEADER_BYTES:], self.terms.length)

@@ -125,21 +125,21 @@ def confirmations(terms: Terms, signatures: dict[int, bytes]) -> bytes:
 class SplitView:
     """Everybody masks; then the server tells each honest client a set of survivors of its own choice.
 
-    Its friends, the last so many clients, tell it all their shares and sign whatever it likes.
+    Its colluders, the last so many clients, tell it all their shares and sign whatever it likes.
     """
 
-    def __init__(self, terms: Terms, stories: Mapping[int, Collection[int]], friends: int = 0) -> None:
+    def __init__(self, terms: Terms, stories: Mapping[int, Collection[int]], colluders: int = 0) -> None:
         self.terms, self.stories = terms, {i: tuple(sorted(story)) for i, story in stories.items()}
         self.vectors = some_vectors(terms.clients, terms.length, 32, seed=9)
         self.round = Round(terms, self.vectors, until=Phase.MASK)
         self.round.answers(Phase.MASK)
-        self.league = range(terms.clients - friends, terms.clients)
+        self.league = range(terms.clients - colluders, terms.clients)
         self.refused: dict[int, Exception] = {}
         self.shares: dict[tuple[int, int], dict[int, int]] = {}  # of (client, 0 for seed or 1 for key), by teller
-        for friend in self.league:
-            for client, pair in self.round.clients[friend]._shares.items():
+        for colluder in self.league:
+            for client, pair in self.round.clients[colluder]._shares.items():
                 for kind in (0, 1):
-                    self.shares.setdefault((client, kind), {})[friend] = pair[kind]
+                    self.shares.setdefault((client, kind), {})[colluder] = pair[kind]
         messages = self._confirmed() if terms.signed else {i: self._story(i) for i in stories}
         for i, message in messages.items():
             self._ask(i, message)
@@ -148,17 +148,17 @@ class SplitView:
         return write(Kind.SURVIVORS, self.terms, 0xFFFF, write_set(self.stories[i], self.terms.clients))
 
     def _confirmed(self) -> dict[int, bytes]:
-        """What opens UNMASK for each: all signatures of its own story that there are, those of friends included."""
+        """What opens UNMASK for each: all signatures of its own story that there are, those of colluders included."""
         signed: dict[tuple[int, ...], dict[int, bytes]] = {}
         for i, story in self.stories.items():
             signature = self.round.clients[i].confirm(self._story(i))[HEADER_BYTES:]
             signed.setdefault(story, {})[i] = signature
         for story, signatures in signed.items():
-            for friend in self.league:
-                identity, client = self.round.identities[friend], self.round.clients[friend]
+            for colluder in self.league:
+                identity, client = self.round.identities[colluder], self.round.clients[colluder]
                 assert identity is not None
                 text = survivors_text(self.terms, client._view, range(self.terms.clients), story)
-                signatures[friend] = identity.sign(b"survivors", self.terms, friend, text)
+                signatures[colluder] = identity.sign(b"survivors", self.terms, colluder, text)
         return {i: confirmations(self.terms, signed[story]) for i, story in self.stories.items()}
 
     def _ask(self, i: int, message: bytes) -> None:
@@ -237,36 +237,38 @@ HALVES = {0: range(5), 1: range(5), 2: (2, 3, 4), 3: (2, 3, 4)}  # to half, clie
 
 
 @BOTH
-def test_a_friend_of_the_servers_and_two_halves_lay_a_vector_bare_where_the_threshold_is_too_low(signed: bool) -> None:
-    """2·t = n + friends: signatures alone do not help, and the test shows that the rule is not stricter than needed."""
-    attack = SplitView(terms_of(5, threshold=3, signed=signed), HALVES, friends=1)
+def test_a_colluder_of_the_servers_and_two_halves_lay_a_vector_bare_where_the_threshold_is_too_low(
+    signed: bool,
+) -> None:
+    """2·t = n + colluders: signatures alone do not help, and the rule is not stricter than needed."""
+    attack = SplitView(terms_of(5, threshold=3, signed=signed), HALVES, colluders=1)
     assert attack.vector_of(0) == attack.vectors[0].tolist()
 
 
 @BOTH
 def test_one_more_and_the_same_server_gets_neither(signed: bool) -> None:
-    attack = SplitView(terms_of(5, threshold=4, signed=signed), {**HALVES, 2: range(1, 5), 3: range(1, 5)}, friends=1)
+    attack = SplitView(terms_of(5, threshold=4, signed=signed), {**HALVES, 2: range(1, 5), 3: range(1, 5)}, colluders=1)
     assert attack.vector_of(0) is None
     assert attack.sum_of_those_with_seeds() is None
     assert sorted(attack.refused) == ([0, 1, 2, 3] if signed else [])
 
 
-def test_clients_who_were_told_of_friends_refuse_a_threshold_that_does_not_protect_from_them() -> None:
+def test_clients_who_were_told_of_colluders_refuse_a_threshold_that_does_not_protect_from_them() -> None:
     identity = identities_of(5)[0]
     with pytest.raises(SecureSumError, match=r"threshold of 3, and with 1 of 5 clients in league .* it takes 4"):
         SecureClient(
-            terms_of(5, threshold=3, signed=True), 0, MemoryLedger(), fewest_clients=2, friends=1, identity=identity
+            terms_of(5, threshold=3, signed=True), 0, MemoryLedger(), fewest_clients=2, colluders=1, identity=identity
         )
-    SecureClient(terms_of(5, threshold=4, signed=True), 0, MemoryLedger(), friends=1, identity=identity)
+    SecureClient(terms_of(5, threshold=4, signed=True), 0, MemoryLedger(), colluders=1, identity=identity)
 
 
 @pytest.mark.parametrize("clients", [3, 4, 5, 6, 9, 10])
 def test_the_threshold_is_the_least_with_which_no_two_sets_can_be_signed(clients: int) -> None:
-    """Counted out: honest clients are divided in two, friends sign for both halves."""
-    for friends in range(clients):
-        honest = clients - friends
-        largest = max(min(half + friends, honest - half + friends) for half in range(honest + 1))
-        assert threshold_against(clients, friends) == max(largest + 1, clients // 2 + 1)
+    """Counted out: honest clients are divided in two, colluders sign for both halves."""
+    for colluders in range(clients):
+        honest = clients - colluders
+        largest = max(min(half + colluders, honest - half + colluders) for half in range(honest + 1))
+        assert threshold_against(clients, colluders) == max(largest + 1, clients // 2 + 1)
 
 
 # ------------------------------------------------------------------------------------------------ lies about crowds
@@ -283,11 +285,11 @@ def test_a_crowd_of_two_is_refused_before_anything_is_sent(signed: bool) -> None
     with pytest.raises(SecureSumError, match=r"2 clients may be all .* insists on 3"):
         take_part(terms_of(3, threshold=2, signed=signed))  # three are asked, but two are enough
     with pytest.raises(SecureSumError, match="4 clients, 2 of them in league with the server, may be all"):
-        take_part(terms_of(5, threshold=4, signed=signed), friends=2)
+        take_part(terms_of(5, threshold=4, signed=signed), colluders=2)
     with pytest.raises(SecureSumError, match="insists on 50"):
         take_part(terms_of(60, signed=signed), fewest_clients=50)
-    take_part(terms_of(60, signed=signed), fewest_clients=40, friends=1)
-    for wrong in ({"fewest_clients": 1}, {"fewest_clients": 2.5}, {"friends": -1}, {"friends": True}):
+    take_part(terms_of(60, signed=signed), fewest_clients=40, colluders=1)
+    for wrong in ({"fewest_clients": 1}, {"fewest_clients": 2.5}, {"colluders": -1}, {"colluders": True}):
         with pytest.raises(InputError, match="expected a number from"):
             take_part(terms_of(60, signed=signed), **wrong)
 
@@ -300,10 +302,10 @@ def test_the_crowd_is_counted_again_in_every_phase(phase: Phase, signed: bool) -
     this = Round(terms_of(5, threshold=3, signed=signed), until=first)
     kept = json.loads(this.clients[0].state())
     assert kept["fewest_clients"] == 2
-    this.clients[0]._fewest_clients, this.clients[0]._friends = 4, 2
+    this.clients[0]._fewest_clients, this.clients[0]._colluders = 4, 2
     with pytest.raises(SecureSumError, match=r"5 clients, 2 of them in league with the server, .* insists on 4"):
         this.answer(0, first, this.opening[first][0])
-    this.clients[0]._friends = 1
+    this.clients[0]._colluders = 1
     this.answer(0, first, this.opening[first][0])
 
 

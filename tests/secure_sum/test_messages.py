@@ -301,7 +301,7 @@ def test_the_circle_and_how_many_neighbours_are_enough_are_those_of_the_document
     assert len(rows) == 6
     for clients, counts in rows:
         n = int(clients.replace(",", ""))
-        found = [enough_neighbours(n, math.floor(gone * n), math.floor(friends * n)) for gone, friends in shares]
+        found = [enough_neighbours(n, math.floor(gone * n), math.floor(colluders * n)) for gone, colluders in shares]
         assert found == [int(count) for count in counts.split("|")[1:]]
 
 
@@ -326,19 +326,22 @@ def test_the_document_counts_bytes_right() -> None:
 
 def test_the_code_of_the_document_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    first, second = re.findall(r"```python\n(.*?)```", DOCUMENT, flags=re.DOTALL)
+    first, second, third = re.findall(r"```python\n(.*?)```", DOCUMENT, flags=re.DOTALL)
     names: dict[str, Any] = {}
     exec(first, names)
     expected = np.delete(names["scalars"], 3, axis=0).mean(axis=0)
     assert np.abs(names["mean"] - expected).max() < 1e-7
     exec(second, names)
+    assert names["server"].included == (0, 1, 2)
+    assert names["update"].arrays[0].shape == (400,)
+    exec(third, names)
     assert names["server"].answered == (3,)
     assert (tmp_path / "client-3-rounds.json").exists()
 
 
-def test_the_document_says_right_from_how_many_friends_a_threshold_protects() -> None:
+def test_the_document_says_right_from_how_many_colluders_a_threshold_protects() -> None:
     rows = re.findall(r"^\| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", DOCUMENT, flags=re.MULTILINE)
     assert len(rows) == 4
-    for n, t, friends, gone in (map(int, row) for row in rows):
+    for n, t, colluders, gone in (map(int, row) for row in rows):
         assert t == default_threshold(n) == n - gone
-        assert threshold_against(n, friends) <= t < threshold_against(n, friends + 1)
+        assert threshold_against(n, colluders) <= t < threshold_against(n, colluders + 1)

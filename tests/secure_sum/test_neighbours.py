@@ -273,14 +273,14 @@ def test_who_shared_not_is_not_taken_for_one_who_stayed() -> None:
 def test_a_client_may_refuse_to_have_few_neighbours() -> None:
     terms = terms_of(100, neighbours=22, threshold=90)
     SecureClient(terms, 0, MemoryLedger())
-    SecureClient(terms, 0, MemoryLedger(), friends=0)
+    SecureClient(terms, 0, MemoryLedger(), colluders=0)
     with pytest.raises(SecureSumError, match="with 10 of 100 clients in league with the server it takes 32"):
-        SecureClient(terms, 0, MemoryLedger(), friends=10)
+        SecureClient(terms, 0, MemoryLedger(), colluders=10)
     # What the terms let go counts as gone, whatever the server meant the neighbours for.
     with pytest.raises(SecureSumError, match="it takes"):
-        SecureClient(terms_of(60, neighbours=2), 0, MemoryLedger(), friends=0)
+        SecureClient(terms_of(60, neighbours=2), 0, MemoryLedger(), colluders=0)
     with pytest.raises(SecureSumError, match="it takes everybody"):
-        SecureClient(terms_of(100, neighbours=98, threshold=90), 0, MemoryLedger(), friends=60)
+        SecureClient(terms_of(100, neighbours=98, threshold=90), 0, MemoryLedger(), colluders=60)
 
 
 # ------------------------------------------------------------------------------------------ what the server sees
@@ -314,13 +314,13 @@ def test_a_circle_that_is_cut_gives_away_the_sums_of_its_pieces() -> None:
     order = [0]
     while len(order) < 8:
         order.append(next(holder for holder in terms.holders(order[-1]) if holder not in order))
-    friends, piece = (order[0], order[4]), tuple(order[1:4])
+    colluders, piece = (order[0], order[4]), tuple(order[1:4])
     rows = without_own_masks(this)
     found = np.sum([rows[i] for i in piece], axis=0, dtype=np.uint32)
-    for friend in friends:  # they know the masks that they agreed on with their neighbours
-        for other in (i for i in piece if friend in terms.holders(i)):
-            client = this.clients[friend]
-            found += pair_mask(terms, friend, other, client._mask_secret, client._mask_keys[other]).astype(np.uint32)
+    for colluder in colluders:  # they know the masks that they agreed on with their neighbours
+        for other in (i for i in piece if colluder in terms.holders(i)):
+            client = this.clients[colluder]
+            found += pair_mask(terms, colluder, other, client._mask_secret, client._mask_keys[other]).astype(np.uint32)
     assert found.tolist() == sum_of(vectors, piece, 32)
 
 
@@ -328,15 +328,15 @@ def test_a_circle_that_is_cut_gives_away_the_sums_of_its_pieces() -> None:
 
 
 @pytest.mark.parametrize(
-    ("clients", "gone", "friends", "expected"),
+    ("clients", "gone", "colluders", "expected"),
     [(100, 10, 10, 32), (1_000, 100, 100, 54), (3_000, 300, 300, 60), (3_000, 900, 900, 326), (50, 15, 15, 0)],
 )
-def test_as_few_as_keep_both_promises(clients: int, gone: int, friends: int, expected: int) -> None:
-    assert enough_neighbours(clients, gone, friends) == expected
-    lost, seen = broken_promises(clients, expected or clients // 2 * 2 - 2, gone, friends)
+def test_as_few_as_keep_both_promises(clients: int, gone: int, colluders: int, expected: int) -> None:
+    assert enough_neighbours(clients, gone, colluders) == expected
+    lost, seen = broken_promises(clients, expected or clients // 2 * 2 - 2, gone, colluders)
     assert (lost <= 2**-30 and seen <= 2**-40) == (expected > 0)
     if expected:
-        lost, seen = broken_promises(clients, expected - 2, gone, friends)
+        lost, seen = broken_promises(clients, expected - 2, gone, colluders)
         assert lost > 2**-30 or seen > 2**-40
 
 
@@ -362,9 +362,9 @@ def pieces(terms: Terms, left: set[int]) -> int:
 
 def test_promises_are_broken_no_more_often_than_the_bounds_say() -> None:
     """Too few neighbours, so that it happens, in 2,000 circles, always the same ones: it passes or it does not."""
-    clients, neighbours, gone, friends, circles = 40, 6, 4, 4, 2_000
-    away, league = set(range(gone)), set(range(gone, gone + friends))
-    honest = set(range(gone + friends, clients))
+    clients, neighbours, gone, colluders, circles = 40, 6, 4, 4, 2_000
+    away, league = set(range(gone)), set(range(gone, gone + colluders))
+    honest = set(range(gone + colluders, clients))
     failed = opened = cut = 0
     for k in range(circles):
         terms = terms_of(clients, neighbours=neighbours, round=k)
@@ -373,14 +373,14 @@ def test_promises_are_broken_no_more_often_than_the_bounds_say() -> None:
         failed += any(len(around[i] - away) + (i not in away) < 4 for i in range(clients))
         opened += any(len(around[i] & league) >= 4 for i in honest)
         cut += pieces(terms, honest) > 1
-    lost, seen = broken_promises(clients, neighbours, gone, friends)
+    lost, seen = broken_promises(clients, neighbours, gone, colluders)
     assert 0.02 * lost < failed / circles <= lost < 0.5
     assert opened > 0
     assert cut > 0
     assert 0.02 * seen < (opened + cut) / circles <= seen < 0.5
 
 
-@pytest.mark.parametrize(("gone", "friends"), [(-1, 0), (101, 0), (1, -1), (1.5, 0), (0, True)])
-def test_clients_are_counted_in_whole_numbers(gone: int, friends: int) -> None:
+@pytest.mark.parametrize(("gone", "colluders"), [(-1, 0), (101, 0), (1, -1), (1.5, 0), (0, True)])
+def test_clients_are_counted_in_whole_numbers(gone: int, colluders: int) -> None:
     with pytest.raises(InputError, match="expected how many"):
-        enough_neighbours(100, gone, friends)
+        enough_neighbours(100, gone, colluders)

@@ -66,7 +66,7 @@ def test_terms_say_it_in_a_byte_that_was_zero() -> None:
         Terms.from_bytes(plain.to_bytes()[:29] + b"\2" + plain.to_bytes()[30:])
     with pytest.raises(InputError, match="expected True or False"):
         terms_of(9, signed=2)
-    with pytest.raises(InputError, match="its friends surround a client, and no signature shows it"):
+    with pytest.raises(InputError, match="its colluders surround a client, and no signature shows it"):
         terms_of(9, signed=True, neighbours=4)
 
 

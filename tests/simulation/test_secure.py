@@ -11,7 +11,7 @@ from fedmpdd.runs.folders import Run
 from fedmpdd.secure_sum import Terms, bytes_up, secure_sum
 from fedmpdd.simulation import Federation, make_federation, parse_config
 from fedmpdd.simulation.replay import replay
-from fedmpdd.simulation.secure import SecureUplink
+from fedmpdd.simulation.secure import SummedUplink
 from tests.simulation.test_engine import BASE
 
 SHARED = {"name": "mpdd", "m": 64, "family": "hadamard", "keys": "shared"}
@@ -62,14 +62,14 @@ def test_with_neighbours_the_sum_is_the_same_and_takes_fewer_bytes() -> None:
 def test_clipping_bounds_what_a_client_adds_whatever_rounding_does() -> None:
     fed = federation(secure={"clip": 1e-3, "ring_bits": 24})
     uplink = fed._uplink
-    assert isinstance(uplink, SecureUplink)
+    assert isinstance(uplink, SummedUplink)
     gradients, _ = fed._client_step(fed.flat, fed._plan_of(0).batches)
     uploads = uplink.encode(0, gradients.numpy(), fed._plan_of(0).keys, fed._plan_of(0).present.tolist())
     spare = np.uint64(40)
     whole = (uploads.elements << spare).view(np.int64) >> np.int64(40)
-    lengths = np.linalg.norm(whole * uplink.step, axis=1)
-    assert (lengths <= uplink.bound).all()
-    assert lengths.max() > 0.99 * uplink.bound
+    lengths = np.linalg.norm(whole * uplink.sums.step, axis=1)
+    assert (lengths <= uplink.sums.bound).all()
+    assert lengths.max() > 0.99 * uplink.sums.bound
 
 
 def test_noise_has_the_deviation_that_is_counted() -> None:

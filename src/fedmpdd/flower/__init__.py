@@ -4,12 +4,12 @@ from typing import TYPE_CHECKING, Any
 
 from fedmpdd.flower.mod import fedmpdd_mod, make_mod
 from fedmpdd.flower.policy import ClientPolicy
-from fedmpdd.uplink import RobustMean
+from fedmpdd.uplink import RobustMean, SecureRounds
 
 if TYPE_CHECKING:
     from fedmpdd.flower.strategy import FedMPDD
 
-__all__ = ["ClientPolicy", "FedMPDD", "RobustMean", "fedmpdd_mod", "make_mod"]
+__all__ = ["ClientPolicy", "FedMPDD", "RobustMean", "SecureRounds", "fedmpdd_mod", "make_mod"]
 
 
 def __getattr__(name: str) -> Any:

@@ -13,6 +13,7 @@ from fedmpdd.flower import replay
 from fedmpdd.flower.layout import Float32, pack_flat, read_flat
 from fedmpdd.flower.order import CATCH_UP, ORDER, ROUND, UPDATE, Order
 from fedmpdd.flower.policy import ClientPolicy, count_update
+from fedmpdd.flower.secure_mod import SECURE, Masking, Member, masking_of, phase_of
 
 MEMORY = "fedmpdd.memory"  # of error feedback, in the node's own state
 REFUSED = 0x464D  # an error code of ours: the user's function was not at fault
@@ -53,6 +54,12 @@ def make_mod(policy: ClientPolicy) -> Mod:
 def _train(message: Message, context: Context, call_next: CallNext, policy: ClientPolicy) -> Message:
     if message.metadata.message_type.split(".")[0] != MessageType.TRAIN:
         return call_next(message, context)
+    phase = phase_of(message)
+    if phase is not None:
+        try:
+            return Message(Member(message, context, policy).answer(phase), reply_to=message)
+        except FedmpddError as error:
+            return _refusal(message, error)
     asked = [(name, record) for name, record in message.content.config_records.items() if ORDER in record]
     if not asked:
         if policy == ClientPolicy():
@@ -65,20 +72,21 @@ def _train(message: Message, context: Context, call_next: CallNext, policy: Clie
         return _refusal(message, error, LOST if CATCH_UP in config else REFUSED)
     try:
         policy.check(order, order.make_codec(), context.state)
+        masking = masking_of(order, config.get(SECURE), message, context, policy)
     except FedmpddError as error:
         return _refusal(message, error)
     try:
         arrays_name, start = _model_of(message.content, config.get(CATCH_UP), order, context)
     except FedmpddError as error:
         return _refusal(message, error, LOST if CATCH_UP in config else REFUSED)
-    plain = ConfigRecord({key: value for key, value in config.items() if key not in (ORDER, CATCH_UP)})
+    plain = ConfigRecord({key: value for key, value in config.items() if key not in (ORDER, CATCH_UP, SECURE)})
     message.content[name] = plain
     message.content[arrays_name] = order.layout.unflatten(start)
     reply = call_next(message, context)
     if reply.has_error():
         return reply
     try:
-        reply.content = _reply(reply.content, order, start, context, policy)
+        reply.content = _reply(reply.content, order, start, context, policy, masking)
     except FedmpddError as error:
         return _refusal(message, error)
     return reply
@@ -97,7 +105,14 @@ def _model_of(content: RecordDict, added: object, order: Order, context: Context
     return name, read_flat(arrays, order.layout.d)
 
 
-def _reply(content: RecordDict, order: Order, start: Float32, context: Context, policy: ClientPolicy) -> RecordDict:
+def _reply(
+    content: RecordDict,
+    order: Order,
+    start: Float32,
+    context: Context,
+    policy: ClientPolicy,
+    masking: Masking | None,
+) -> RecordDict:
     """One ConfigRecord: every record of a reply would cost a request of its own."""
     returned = list(content.array_records.values())
     if len(returned) != 1:
@@ -108,7 +123,7 @@ def _reply(content: RecordDict, order: Order, start: Float32, context: Context, 
     gradient = values if order.returns == "gradient" else start - values
     if not np.isfinite(gradient).all():
         raise InputError(f"the {order.returns} that was computed is not finite: lower the learning rate")
-    frame = _frame(gradient, order, context)
+    frame = _frame(gradient, order, context) if masking is None else masking.masked(gradient)
     metrics = {key: value for record in content.metric_records.values() for key, value in record.items()}
     if policy.metrics is not None:
         metrics = {key: value for key, value in metrics.items() if key in policy.metrics}

@@ -53,6 +53,7 @@ class Order:
 
     returns: what the user's train function gives back. key: assigned by the server, or None where the client draws a
     seed from its operating system and sends it along. follow: the client is to keep the model for the next time.
+    secure: clip and noise_multiplier of a secure sum that the update goes into; empty where it goes alone.
     """
 
     round: int
@@ -63,6 +64,7 @@ class Order:
     error_feedback: bool = False
     protection: dict[str, float] = field(default_factory=dict)
     follow: Follow | None = None
+    secure: dict[str, float] = field(default_factory=dict)
 
     def for_client(self, key: Key | None) -> "Order":
         """Return the order with this client's key."""
@@ -102,6 +104,8 @@ class Order:
             del values["layout"]
         if self.follow is None:
             del values["follow"]
+        if not self.secure:
+            del values["secure"]
         return json.dumps(values, separators=(",", ":"))
 
     @classmethod
@@ -138,8 +142,8 @@ def _check_types(values: dict[str, Any]) -> None:
         raise OrderError("its round is no integer from 0 to 2^32 − 1")
     if returns not in ("model", "gradient"):
         raise OrderError(f"it asks for {str(returns)[:40]!r}, expected 'model' or 'gradient'")
-    for name, kind in (("codec", dict), ("protection", dict), ("error_feedback", bool)):
+    for name, kind in (("codec", dict), ("protection", dict), ("secure", dict), ("error_feedback", bool)):
         if not isinstance(values.get(name, kind()), kind):
             raise OrderError(f"its {name} is a {type(values[name]).__name__}, expected a {kind.__name__}")
-    for value in values.get("protection", {}).values():
+    for value in (*values.get("protection", {}).values(), *values.get("secure", {}).values()):
         float(value)  # an integer of thousands of digits is none

@@ -5,14 +5,15 @@ word for it: it states what it needs, and answers with an error otherwise.
 """
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import ConfigRecord, Context, RecordDict
 
 from fedmpdd.codecs import Codec
 from fedmpdd.errors import ConfigError, OrderError
 from fedmpdd.flower.order import Order
+from fedmpdd.secure_sum import FEWEST_CLIENTS, Identity, Ledger
 
 SENT = "fedmpdd.sent"  # in the node's own state: how many updates it has sent
 _COUNT = "updates"
@@ -30,6 +31,14 @@ class ClientPolicy:
         most_updates: how many updates this node sends in all: ε grows with every one of them. The count is kept in
             the node's state, which Flower keeps for one series of runs, as long as the SuperNode lives. A run outside
             the series counts anew.
+        secure: whether the client sends nothing but masked contributions to secure sums. The clip and noise that it
+            insists on are then those of the sum.
+        fewest_clients: how many clients a secure sum must be of, this one counted and `colluders` not.
+        colluders: how many clients of a sum may be in league with the server; None: none are counted.
+        ledger: returns the ledger in which this node writes down what it answered, such as a `FileLedger`. None: it
+            lies in the node's state, and ends with the SuperNode.
+        identity: returns this node's signing key and everybody's verify keys. With it the client insists on sums whose
+            clients sign.
         metrics: names of the metrics that may leave the node; the others are cut off, since they carry no noise.
 
     Example:
@@ -43,6 +52,11 @@ class ClientPolicy:
     least_noise: float | None = None
     most_updates: int | None = None
     metrics: Collection[str] | None = None
+    secure: bool = False
+    fewest_clients: int = FEWEST_CLIENTS
+    colluders: int | None = None
+    ledger: Callable[[Context], Ledger] | None = None
+    identity: Callable[[Context], Identity] | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.codecs, str) or isinstance(self.metrics, str):
@@ -55,6 +69,11 @@ class ClientPolicy:
             raise ConfigError("least_noise needs largest_clip: noise hides nothing that is not clipped")
         if self.most_updates is not None and self.most_updates < 1:
             raise ConfigError(f"most_updates = {self.most_updates}: expected at least one, or None")
+        if self.fewest_clients < 2 or (self.colluders or 0) < 0:
+            raise ConfigError(
+                f"fewest_clients = {self.fewest_clients} and colluders = {self.colluders}: expected at least 2 clients "
+                "in a sum, and no fewer than 0 of them in league with the server"
+            )
 
     def check(self, order: Order, codec: Codec, state: RecordDict) -> None:
         """Raise OrderError unless the client will do what an order asks.
@@ -72,17 +91,29 @@ class ClientPolicy:
             )
         if self.codecs is not None and codec.name not in self.codecs:
             raise OrderError(f"the order's codec is {codec.name}, this client allows {', '.join(self.codecs)}")
+        if self.secure and not order.secure:
+            raise OrderError("the order asks for a single update, and this client insists on secure sums")
+        self.check_protection(order.secure or order.protection, state)
+
+    def check_protection(self, protection: Mapping[str, float], state: RecordDict) -> None:
+        """Raise OrderError unless clip and noise, of an update or of a secure sum, are what the client insists on.
+
+        Args:
+            protection: `clip` and `noise_multiplier`, as far as there are any.
+            state: the node's own state, as for `check`.
+
+        """
         if self.largest_clip is not None:
-            self._check_protection(order, self.largest_clip)
+            self._check_clip_and_noise(protection, self.largest_clip)
         sent = updates_sent(state)
         if self.most_updates is not None and sent >= self.most_updates:
             raise OrderError(f"this client has sent {sent} updates, as many as it will in all")
 
-    def _check_protection(self, order: Order, largest_clip: float) -> None:
-        clip = order.protection.get("clip")
+    def _check_clip_and_noise(self, protection: Mapping[str, float], largest_clip: float) -> None:
+        clip = protection.get("clip")
         if clip is None or not clip <= largest_clip:
             raise OrderError(f"the order's clip is {clip}, this client insists on at most {largest_clip}")
-        noise = order.protection.get("noise_multiplier", 0.0)
+        noise = protection.get("noise_multiplier", 0.0)
         if self.least_noise is not None and not noise >= self.least_noise:
             raise OrderError(
                 f"the order's noise_multiplier is {noise}, this client insists on at least {self.least_noise}"

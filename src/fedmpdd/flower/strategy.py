@@ -14,6 +14,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
+from fedmpdd.codecs import Batch
 from fedmpdd.directions import Key, check_key, derive_seed, partitioned_keys
 from fedmpdd.errors import ConfigError, InputError, RunError
 from fedmpdd.flower.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
@@ -23,11 +24,13 @@ from fedmpdd.flower.mod import LOST
 from fedmpdd.flower.order import Follow, Order, Returned
 from fedmpdd.flower.replay import make_replica
 from fedmpdd.flower.replies import Contribution, Replies
+from fedmpdd.flower.secure_strategy import SecureRound, check_secure, protection_of
+from fedmpdd.secure_sum import Roster
 from fedmpdd.server.replica import Replica
 from fedmpdd.server.step import StepRule
 from fedmpdd.simulation.config import parse_codec
 from fedmpdd.simulation.sections import CodecConfig, ServerConfig
-from fedmpdd.uplink import Mean, Reference, RobustMean, Screening
+from fedmpdd.uplink import Mean, Reference, RobustMean, Screening, SecureRounds
 from fedmpdd.wire.bundle import Bundle
 
 _PROTECTION = ("clip", "noise_multiplier", "scale_grid")
@@ -57,6 +60,9 @@ class FedMPDD(FedAvg):
     checkpoint: a file that holds the model after every round, and from which a new start goes on.
     robust: how the mean is taken so that a minority of lying nodes cannot move it far, a `RobustMean`; True is the
         default one, and False the plain mean.
+    secure: updates go into secure sums, so that the server sees no single one; `SecureRounds` has clip, noise and how
+        many nodes may vanish. It needs weighting="equal", robust=False and a codec whose numbers add up.
+    roster: the verify keys of all nodes of secure sums, who then sign; every node has it from somebody else.
     max_value, max_ratio: an update is dropped if its magnitude is larger than the one, or so many times larger than
         the median update of any round so far, or if it claims so many times more examples.
     """
@@ -76,6 +82,8 @@ class FedMPDD(FedAvg):
         max_value: float = 1e6,
         max_ratio: float = 1e3,
         robust: bool | RobustMean = True,
+        secure: SecureRounds | None = None,
+        roster: Roster | None = None,
         **options: Any,
     ) -> None:
         super().__init__(*args, **options)
@@ -100,6 +108,11 @@ class FedMPDD(FedAvg):
         self.weighting = weighting
         self.max_value, self.max_ratio = max_value, max_ratio
         self.robust = (RobustMean() if robust else None) if isinstance(robust, bool) else robust
+        check_secure(secure, roster, self.codec, weighting, self.robust)
+        self.secure, self.roster = secure, roster
+        self.sum: SecureRound | None = None  # of the round at work
+        self._sums = 0  # so far
+        self._timeout = 3600.0
         self.checkpoint = None if checkpoint is None else Path(checkpoint)
         self._seed = secrets.randbits(63) if seed is None else seed
         self._rounds_before = 0  # of an earlier start, from a checkpoint
@@ -125,6 +138,8 @@ class FedMPDD(FedAvg):
             self.server.optimiser,
         )
         log(INFO, "\t\t├── Mean: %s", "plain" if self.robust is None else self.robust)
+        if self.secure is not None:
+            log(INFO, "\t\t├── Sums: %s", self.secure)
         bits = "" if self.downlink_bits is None else f", means of {self.downlink_bits} bits"
         log(INFO, "\t\t└── Downlink: %s%s", self.downlink, bits)
 
@@ -141,6 +156,7 @@ class FedMPDD(FedAvg):
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
         """Run the rounds, or, with a checkpoint, those that are left of them. See Flower's Strategy."""
+        self._timeout = timeout
         self._begin(initial_arrays)
         assert self._layout is not None
         assert self._server is not None
@@ -189,6 +205,8 @@ class FedMPDD(FedAvg):
         k = server_round + self._rounds_before
         self._server.flat, self._server.next_round = self._layout.flatten(arrays), k - 1
         messages = sorted(super().configure_train(k, arrays, config, grid), key=lambda one: one.metadata.dst_node_id)
+        if self.secure is not None:
+            messages = self._begin_sum(k, self.secure, grid).gather(messages)
         nodes = [message.metadata.dst_node_id for message in messages]
         if self.codec is None:
             self.codec = _automatic(self._layout.d, max(1, len(nodes)))
@@ -202,7 +220,18 @@ class FedMPDD(FedAvg):
             self._orders[node] = replace(order.for_client(key), follow=parcel.follow)
             self._downlink_bytes += parcel.nbytes
             message.content = parcel.content(self._orders[node], config, self.arrayrecord_key, self.configrecord_key)
+            if self.sum is not None:
+                self.sum.add_inbox(message)
         return messages
+
+    def _begin_sum(self, k: int, secure: SecureRounds, grid: Grid) -> SecureRound:
+        order = self._order(k)
+        assert self.codec is not None
+        (key,) = self._keys(self.codec.keys, k, 1)
+        self._sums += 1
+        codec, d, bits = order.make_codec(), order.layout.d, self.downlink_bits or 32
+        self.sum = SecureRound(k, self._sums, secure, codec, d, key, bits, grid, self._timeout, self.roster)
+        return self.sum
 
     @property
     def _follow(self) -> Follow:
@@ -213,6 +242,8 @@ class FedMPDD(FedAvg):
     @property
     def _mean_bits(self) -> int | None:
         """The bits of the one update that stands for a round, None where the updates themselves do."""
+        if self.secure is not None and self.codec is not None and self.codec.build().scalar_codec is not None:
+            return self.downlink_bits or 32
         if self.codec is None or self.robust is None or self.downlink_bits is not None:
             return self.downlink_bits
         return 32 if self.robust.trims(self.codec.build(), shared=self.codec.keys == "shared") else None
@@ -236,6 +267,7 @@ class FedMPDD(FedAvg):
             self.returns,
             error_feedback=codec.error_feedback,
             protection={name: value for name, value in given.items() if value is not None},
+            secure={} if self.secure is None else protection_of(self.secure),
         )
 
     def _keys(self, policy: str, k: int, count: int) -> Sequence[Key | None]:
@@ -272,7 +304,11 @@ class FedMPDD(FedAvg):
         for reply in failed:
             if reply.error.code == LOST:
                 self._downlink.lost(reply.metadata.src_node_id)
-        contributions = self._replies.contributions(k, self._orders, answered)
+        if self.sum is not None:
+            contributions, asked = self.sum.contributions(answered), self.sum.asked
+            self._downlink_bytes += self.sum.bytes_down
+        else:
+            contributions, asked = self._replies.contributions(k, self._orders, answered), len(self._orders)
         for contribution in contributions:
             self._downlink.confirm(contribution.client)
         dropped = len(answered) - len(contributions)
@@ -281,9 +317,9 @@ class FedMPDD(FedAvg):
             "round %s: %s of %s nodes contributed, %s updates dropped, %s failed or silent",
             k,
             len(contributions),
-            len(self._orders),
+            asked,
             dropped,
-            len(self._orders) - len(answered),
+            asked - len(answered),
         )
         if not self._take_step(k, contributions):
             self._downlink.add(Bundle(), 1.0, self._server.flat)
@@ -314,6 +350,8 @@ class FedMPDD(FedAvg):
         """What the server steps along, and how much of that step."""
         assert self._replies is not None
         updates = [contribution.update for contribution in contributions]
+        if self.secure is not None:  # all have the mean of the sum
+            return Mean(Batch.of(updates[:1])), 1.0
         weights = [contribution.weight for contribution in contributions] if self.weighting == "examples" else None
         reference = self._replies.screening.reference.median()
         order = self._orders[contributions[0].client]

@@ -6,7 +6,7 @@ clients that may vanish at any moment; where they are many, each with a few neig
 the messages byte by byte and what it costs: docs/secure-sum.md.
 """
 
-from fedmpdd.secure_sum.client import SecureClient
+from fedmpdd.secure_sum.client import FEWEST_CLIENTS, SecureClient
 from fedmpdd.secure_sum.fixed_point import FixedPoint
 from fedmpdd.secure_sum.ledger import FileLedger, Ledger, MemoryLedger
 from fedmpdd.secure_sum.messages import Phase, bytes_down, bytes_up, read_terms
@@ -18,6 +18,7 @@ from fedmpdd.secure_sum.simulate import SecureSum, secure_sum
 from fedmpdd.secure_sum.terms import Terms, default_threshold, threshold_against
 
 __all__ = [
+    "FEWEST_CLIENTS",
     "FileLedger",
     "FixedPoint",
     "Identity",

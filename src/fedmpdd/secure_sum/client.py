@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from fedmpdd.documents import parse_json
 from fedmpdd.errors import ContentError, InputError, SecureSumError
 from fedmpdd.secure_sum import messages, primitives, shamir
+from fedmpdd.secure_sum.checks import is_whole
 from fedmpdd.secure_sum.ledger import Ledger, MemoryLedger
 from fedmpdd.secure_sum.messages import EVERYBODY, SEALED_BYTES, Kind, Phase
 from fedmpdd.secure_sum.neighbours import enough_neighbours
@@ -59,16 +60,17 @@ class SecureClient:
         client: this client's number in the round.
         ledger: what this client has answered so far: `FileLedger(path)`, or in simulations `MemoryLedger()`. Whatever
             is answered is written there first, so that no process of this client answers it again.
-        fewest_clients: how many clients, this one counted and friends of the server not, a sum must be of. Three is the
-            fewest with which one friend that this client does not know of still leaves two to tell apart; without
+        fewest_clients: how many clients, this one counted and colluders not, a sum must be of. Three is the
+            fewest with which one colluder that this client does not know of still leaves two to tell apart; without
             noise a sum of three hides little, so that larger crowds should insist on more.
-        friends: how many clients may be in league with the server. Terms that do not protect from so many are refused:
-            too few neighbours, a crowd below `fewest_clients` without them, or with signatures a threshold of
-            (n + friends)/2 or less. None: none are counted, and how many neighbours there are is left to the server.
+        colluders: how many clients may be in league with the server. Terms that do not protect from so many are
+            refused: too few neighbours, a crowd below `fewest_clients` without them, or with signatures a threshold
+            of (n + colluders)/2 or less. None: none are counted, and how many neighbours there are is left to the
+            server.
         identity: the client's signing key and everybody's verify keys. With it the client insists on signatures.
 
     Example:
-        >>> client = SecureClient(read_terms(opening), 3, FileLedger("rounds.json"), fewest_clients=20, friends=5)
+        >>> client = SecureClient(read_terms(opening), 3, FileLedger("rounds.json"), fewest_clients=20, colluders=5)
         >>> server.receive(3, client.advertise())
     """
 
@@ -79,19 +81,14 @@ class SecureClient:
         ledger: Ledger,
         *,
         fewest_clients: int = FEWEST_CLIENTS,
-        friends: int | None = None,
+        colluders: int | None = None,
         identity: Identity | None = None,
     ) -> None:
-        if not isinstance(ledger, Ledger):
-            raise InputError(
-                f"ledger = {ledger!r}: expected a FileLedger, or in simulations a MemoryLedger, where this client "
-                "writes down what it has answered"
-            )
         self.terms = terms
         self.client = client
-        self._ledger = ledger
+        self._ledger = _checked_ledger(ledger)
         self._fewest_clients = fewest_clients
-        self._friends = friends
+        self._colluders = colluders
         self._identity = identity
         self._check_terms()
         ledger.check(terms, Phase.ADVERTISE)
@@ -106,6 +103,29 @@ class SecureClient:
         self._shares: dict[int, list[int]] = {}  # of b_j and s_j^SK, of those who shared
         self._survivors: list[int] = []  # U3, where this client has signed it
 
+    def answer(self, message: bytes, values: NDArray[np.uint64] | None = None) -> bytes:
+        """Answer what the server sent, in whatever phase this client is.
+
+        Args:
+            message: what opens the phase. What opened the round was read already, as `terms`.
+            values: the vector [length], which is needed in the phase MASK alone.
+
+        Returns:
+            The client's message of the phase.
+
+        """
+        if self.phase == Phase.ADVERTISE:
+            return self.advertise()
+        if self.phase == Phase.SHARE:
+            return self.share(message)
+        if self.phase == Phase.CONFIRM:
+            return self.confirm(message)
+        if self.phase == Phase.UNMASK:
+            return self.unmask(message)
+        if values is None:
+            raise InputError("this client is at MASK, and no vector came to mask; pass values=…")
+        return self.mask(message, values)
+
     def advertise(self) -> bytes:
         """Send two public keys, one to talk to the others by and one to agree on masks."""
         self._expect(Phase.ADVERTISE)
@@ -117,8 +137,7 @@ class SecureClient:
         self._expect(Phase.SHARE)
         terms = self.terms
         body = messages.read(keys, Kind.KEYS, terms, self.client if terms.neighbours else EVERYBODY)
-        present = messages.read_set(body, terms.clients)
-        who, body = bytes(body[: messages.set_bytes(terms.clients)]), body[messages.set_bytes(terms.clients) :]
+        present, body = messages.read_set(body, terms.clients)
         members = self._holders_in(present)
         size = messages.advertised_bytes(terms)
         messages.check_length(body, len(members) * size)
@@ -126,7 +145,9 @@ class SecureClient:
         bodies = dict(zip(members, messages.split(body, size), strict=True))
         channel_keys, mask_keys = self._checked_keys(bodies)
         self._channel_keys, self._mask_keys, self._present = channel_keys, mask_keys, present
-        self._view = primitives.digest(b"keys", who if terms.neighbours else keys)
+        self._view = primitives.digest(
+            b"keys", messages.write_set(present, terms.clients) if terms.neighbours else keys
+        )
         points = [member + 1 for member in members]
         seed_shares, key_shares = (
             shamir.share(int.from_bytes(secret, "little"), terms.share_threshold, points)
@@ -146,8 +167,7 @@ class SecureClient:
         self._expect(Phase.MASK)
         terms = self.terms
         body = messages.read(inbox, Kind.INBOX, terms, self.client)
-        present = messages.read_set(body, terms.clients)
-        body = body[messages.set_bytes(terms.clients) :]
+        present, body = messages.read_set(body, terms.clients)
         members = self._holders_in(present)
         peers = [member for member in members if member != self.client]
         messages.check_length(body, len(peers) * SEALED_BYTES)
@@ -209,7 +229,7 @@ class SecureClient:
                 "terms": messages.write_terms(self.terms).hex(),
                 "client": self.client,
                 "fewest_clients": self._fewest_clients,
-                "friends": self._friends,
+                "friends": self._colluders,  # the name that it has had in states from the first release on
                 "phase": int(self.phase),
                 "secrets": [self._channel_secret.hex(), self._mask_secret.hex(), self._seed.hex()],
                 "present": self._present,
@@ -234,7 +254,7 @@ class SecureClient:
                 kept["client"],
                 MemoryLedger(),  # its own says that the round has begun
                 fewest_clients=kept["fewest_clients"],
-                friends=kept["friends"],
+                colluders=kept["friends"],
                 identity=identity,
             )
             client.phase = Phase(kept["phase"])
@@ -247,9 +267,7 @@ class SecureClient:
             client._shares = {int(n): messages.read_shares(bytes.fromhex(pair)) for n, pair in kept["shares"].items()}
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise InputError(f"this is not the state of a client of a secure sum: {error}; start a new round") from None
-        if not isinstance(ledger, Ledger):
-            raise InputError(f"ledger = {ledger!r}: expected the one that the client had before")
-        client._ledger = ledger
+        client._ledger = _checked_ledger(ledger)
         if client.phase != Phase.DONE:
             ledger.check(terms, client.phase)
         return client
@@ -257,21 +275,21 @@ class SecureClient:
     # -------------------------------------------------------------------------------------------------- checks
 
     def _check_terms(self) -> None:
-        terms, client, fewest, friends = self.terms, self.client, self._fewest_clients, self._friends
+        terms, client, fewest, colluders = self.terms, self.client, self._fewest_clients, self._colluders
         for name, value, least, most in (
             ("client", client, 0, terms.clients - 1),
             ("fewest_clients", fewest, 2, None),
-            ("friends", 0 if friends is None else friends, 0, None),
+            ("colluders", 0 if colluders is None else colluders, 0, None),
         ):
-            if type(value) is not int or value < least or (most is not None and value > most):
+            if not is_whole(value, least, most):
                 upto = "on" if most is None else f"to {most}"
                 raise InputError(f"{name} = {value!r}: expected a number from {least} {upto}")
         self._check_crowd(terms.threshold, "may be all that are left by these terms")
-        if friends is not None and terms.neighbours:
-            enough = enough_neighbours(terms.clients, terms.clients - terms.threshold, friends, failure=1.0)
+        if colluders is not None and terms.neighbours:
+            enough = enough_neighbours(terms.clients, terms.clients - terms.threshold, colluders, failure=1.0)
             if not 0 < enough <= terms.neighbours:
                 raise SecureSumError(
-                    f"the terms say {terms.neighbours} neighbours, and with {friends} of {terms.clients} clients in "
+                    f"the terms say {terms.neighbours} neighbours, and with {colluders} of {terms.clients} clients in "
                     f"league with the server it takes {enough or 'everybody'}: nothing is told"
                 )
         if self._identity is not None:
@@ -280,19 +298,19 @@ class SecureClient:
             raise SecureSumError(
                 "the terms ask for signatures, and this client was given no identity to sign with: pass identity=…"
             )
-        if terms.signed and terms.threshold < (least := threshold_against(terms.clients, friends or 0)):
+        if terms.signed and terms.threshold < (least := threshold_against(terms.clients, colluders or 0)):
             raise SecureSumError(
-                f"the terms say a threshold of {terms.threshold}, and with {friends} of {terms.clients} clients in "
+                f"the terms say a threshold of {terms.threshold}, and with {colluders} of {terms.clients} clients in "
                 f"league with the server it takes {least}, or two sets of survivors could both be signed: nothing is "
                 "told"
             )
 
     def _check_crowd(self, crowd: int, did: str) -> None:
-        honest = crowd - (self._friends or 0)
+        honest = crowd - (self._colluders or 0)
         if honest < self._fewest_clients:
-            friends = f", {self._friends} of them in league with the server," if self._friends else ""
+            colluders = f", {self._colluders} of them in league with the server," if self._colluders else ""
             raise SecureSumError(
-                f"{crowd} clients{friends} {did}, and this client insists on {self._fewest_clients} in a sum that it "
+                f"{crowd} clients{colluders} {did}, and this client insists on {self._fewest_clients} in a sum that it "
                 "is in: nothing is told; ask more clients, or lower what it insists on (fewest_clients)"
             )
 
@@ -313,8 +331,8 @@ class SecureClient:
     def _read_survivors(self, message: bytes) -> list[int]:
         """Return who stayed, by the word of the server, or raise where this client must not go on."""
         body = messages.read(message, Kind.SURVIVORS, self.terms, EVERYBODY)
-        stayed = messages.read_set(body, self.terms.clients)
-        messages.check_length(body, messages.set_bytes(self.terms.clients))
+        stayed, rest = messages.read_set(body, self.terms.clients)
+        messages.check_length(rest, 0)
         if unknown := sorted(set(stayed) - set(self._present)):
             raise ContentError(f"client {unknown[0]} is said to have stayed, but never shared: leave this round")
         self._need(stayed, self._holders_in(stayed), "stayed")
@@ -324,8 +342,7 @@ class SecureClient:
         """Raise unless as many as the threshold signed the very set that this client signed."""
         terms = self.terms
         body = messages.read(message, Kind.CONFIRMATIONS, terms, EVERYBODY)
-        signers = messages.read_set(body, terms.clients)
-        body = body[messages.set_bytes(terms.clients) :]
+        signers, body = messages.read_set(body, terms.clients)
         messages.check_length(body, len(signers) * SIGNATURE_BYTES)
         if unknown := sorted(set(signers) - set(self._survivors)):
             raise ContentError(
@@ -410,3 +427,12 @@ class SecureClient:
         self._ledger.take(self.terms, self.phase)
         self.phase = messages.phase_after(self.terms, self.phase)
         return messages.write(kind, self.terms, self.client, *parts)
+
+
+def _checked_ledger(ledger: Ledger) -> Ledger:
+    if not isinstance(ledger, Ledger):
+        raise InputError(
+            f"ledger = {ledger!r}: expected a FileLedger, or in simulations a MemoryLedger, where this client writes "
+            "down what it has answered: the same one as long as it lives"
+        )
+    return ledger

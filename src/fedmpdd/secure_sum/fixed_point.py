@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmpdd.errors import InputError
+from fedmpdd.secure_sum.checks import is_whole
 from fedmpdd.secure_sum.ring import Ring
 
 _FINEST = 2**52  # levels above it would be finer than float64 itself
@@ -34,7 +35,7 @@ class FixedPoint:
 
     def levels(self, clients: int) -> int:
         """Return the largest level that a scalar of one of so many clients has."""
-        if not isinstance(clients, int) or isinstance(clients, bool) or clients < 1:
+        if not is_whole(clients, 1):
             raise InputError(f"clients = {clients!r}: expected how many clients are asked, at least 1")
         largest = (1 << (self.bits - 1)) - 1
         room = largest // clients

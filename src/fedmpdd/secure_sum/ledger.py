@@ -151,7 +151,7 @@ class FileLedger(Ledger):
         except OSError as error:
             raise InputError(f"the ledger {self._path} cannot be read ({error}): name a file that can be") from None
         try:
-            return _entries_of(text)
+            return entries_of(text)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise InputError(
                 f"{self._path} is not a ledger of secure sums ({error}): what this client answered is not known, so "
@@ -159,12 +159,17 @@ class FileLedger(Ledger):
             ) from None
 
     def _write(self, entries: dict[bytes, Entry]) -> None:
-        runs = {run.hex(): list(entry) for run, entry in entries.items()}
-        write_text(self._path, json.dumps({"format": _FORMAT, "runs": runs}))
+        write_text(self._path, text_of(entries))
         self._known = entries
 
 
-def _entries_of(text: bytes) -> dict[bytes, Entry]:
+def text_of(entries: dict[bytes, Entry]) -> str:
+    """Return what is on record as text, for ledgers that outlive their process."""
+    return json.dumps({"format": _FORMAT, "runs": {run.hex(): list(entry) for run, entry in entries.items()}})
+
+
+def entries_of(text: bytes | str) -> dict[bytes, Entry]:
+    """Read what `text_of` wrote, or raise an error of Python's that says what is wrong with it."""
     document = parse_json(text, largest=_MOST_BYTES)
     if document["format"] != _FORMAT:
         raise ValueError(f"the format is {document['format']!r}, expected {_FORMAT!r}")

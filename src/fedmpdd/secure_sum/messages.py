@@ -76,9 +76,9 @@ def write(kind: Kind, terms: Terms, client: int, *parts: bytes) -> bytes:
 
 def read(data: bytes, kind: Kind, terms: Terms, client: int) -> memoryview:
     """Return what follows the header of a message of this kind, from this client or for it."""
-    found, number, tag, body = _read_header(data)
-    if found != kind:
-        raise ContentError(f"a message of kind {found} came where {kind.name} ({kind}) was due: drop it")
+    came, number, tag, body = _read_header(data)
+    if came != kind:
+        raise ContentError(f"a message of kind {came} came where {kind.name} ({kind}) was due: drop it")
     if tag != terms.digest[:8]:
         raise SessionMismatchError(
             f"the message is of the round {tag.hex()}, this one is {terms.digest[:8].hex()} (round {terms.round} of "
@@ -108,6 +108,11 @@ def read_terms(data: bytes) -> Terms:
     return terms
 
 
+def sender_of(data: bytes) -> int:
+    """Return the number of the client that a message says it is from, which only its signature can show."""
+    return _read_header(data)[1]
+
+
 def _read_header(data: bytes) -> tuple[int, int, bytes, memoryview]:
     view = memoryview(data).cast("B")
     if len(view) < HEADER_BYTES:
@@ -123,11 +128,11 @@ def _read_header(data: bytes) -> tuple[int, int, bytes, memoryview]:
 
 
 def check_length(body: memoryview, expected: int) -> None:
-    """Raise FrameLengthError unless a body is as long as it must be."""
+    """Raise FrameLengthError unless so many bytes are left, behind the header and a set of clients if there is one."""
     if len(body) != expected:
         raise FrameLengthError(
-            f"the message has {HEADER_BYTES + len(body)} bytes where this round makes it {HEADER_BYTES + expected}; "
-            "ask for it again"
+            f"the message ends with {len(body)} bytes behind header and set of clients, where this round has "
+            f"{expected}; ask for it again"
         )
 
 
@@ -143,8 +148,8 @@ def write_set(members: Collection[int], clients: int) -> bytes:
     return np.packbits(bits, bitorder="little").tobytes()
 
 
-def read_set(body: memoryview, clients: int) -> list[int]:
-    """Read the set that a body starts with: its members in order."""
+def read_set(body: memoryview, clients: int) -> tuple[list[int], memoryview]:
+    """Read the set that a body starts with: its members in order, and what follows it."""
     size = set_bytes(clients)
     if len(body) < size:
         raise FrameLengthError(
@@ -153,7 +158,7 @@ def read_set(body: memoryview, clients: int) -> list[int]:
     bits = np.unpackbits(np.frombuffer(body[:size], np.uint8), bitorder="little")
     if bits[clients:].any():
         raise ContentError(f"a set of clients holds one beyond the last, {clients - 1}: drop this message")
-    return [int(member) for member in np.flatnonzero(bits)]
+    return [int(member) for member in np.flatnonzero(bits)], body[size:]
 
 
 def split(body: memoryview, size: int) -> list[bytes]:

@@ -9,6 +9,7 @@ the sums of its pieces.
 import math
 
 from fedmpdd.errors import InputError
+from fedmpdd.secure_sum.checks import is_whole
 
 SECRECY = 2.0**-40  # how likely, in a round, anybody may be less hidden than by the sum of all honest who stay
 FAILURE = 2.0**-30  # how likely a round may fail with no more drop-outs than it should survive
@@ -24,21 +25,21 @@ def share_threshold(neighbours: int) -> int:
 
 
 def enough_neighbours(
-    clients: int, gone: int, friends: int = 0, *, secrecy: float = SECRECY, failure: float = FAILURE
+    clients: int, gone: int, colluders: int = 0, *, secrecy: float = SECRECY, failure: float = FAILURE
 ) -> int:
     """Return the fewest neighbours that keep both promises, an even number, or 0 where that takes everybody.
 
     gone: how many clients a round survives the loss of, whoever they are, with probability 1 − failure at least. Its
         threshold must be n − gone or more: a round that ends with fewer clients is not covered.
-    friends: how many clients are in league with the server; with probability 1 − secrecy at least it sees nothing but
+    colluders: how many clients are in league with the server; with probability 1 − secrecy at least it sees nothing but
         the sum of all others. Who they are, and who is gone, must not depend on the order of the circle.
     """
-    for name, value, most in (("clients", clients, None), ("gone", gone, clients), ("friends", friends, clients)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0 or (most is not None and value > most):
+    for name, value, most in (("clients", clients, None), ("gone", gone, clients), ("colluders", colluders, clients)):
+        if not is_whole(value, 0, most):
             raise InputError(f"{name} = {value!r} of {clients} clients: expected how many, a whole number")
 
     def keep(neighbours: int) -> bool:
-        lost, seen = broken_promises(clients, neighbours, gone, friends)
+        lost, seen = broken_promises(clients, neighbours, gone, colluders)
         return lost <= failure and seen <= secrecy
 
     fewest, most = 2, (clients - 2) // 2 * 2
@@ -53,13 +54,13 @@ def enough_neighbours(
     return most
 
 
-def broken_promises(clients: int, neighbours: int, gone: int, friends: int) -> tuple[float, float]:
+def broken_promises(clients: int, neighbours: int, gone: int, colluders: int) -> tuple[float, float]:
     """Return bounds on how likely a round fails, and on how likely somebody is less hidden than promised."""
     needed, half = share_threshold(neighbours), neighbours // 2
     # Of a client that vanished, whose own share is lost too, more than k − needed of the k neighbours are gone.
     lost = clients * _at_least(neighbours - needed + 1, neighbours, gone, clients - 1)
-    opened = clients * _at_least(needed, neighbours, friends, clients - 1)
-    cut = clients * _at_least(half, half, min(clients, gone + friends), clients)  # one stretch; it takes two to cut
+    opened = clients * _at_least(needed, neighbours, colluders, clients - 1)
+    cut = clients * _at_least(half, half, min(clients, gone + colluders), clients)  # one stretch; it takes two to cut
     return lost, opened + cut
 
 
@@ -67,8 +68,8 @@ def _at_least(fewest: int, drawn: int, marked: int, whole: int) -> float:
     """How likely so many of `marked` are among `drawn` of `whole`, each draw as likely as another."""
     marked = min(marked, whole)
     return sum(
-        math.exp(_log_ways(marked, found) + _log_ways(whole - marked, drawn - found) - _log_ways(whole, drawn))
-        for found in range(max(fewest, drawn - (whole - marked)), min(drawn, marked) + 1)
+        math.exp(_log_ways(marked, count) + _log_ways(whole - marked, drawn - count) - _log_ways(whole, drawn))
+        for count in range(max(fewest, drawn - (whole - marked)), min(drawn, marked) + 1)
     )
 
 

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmpdd.errors import ContentError, FrameLengthError, InputError
+from fedmpdd.secure_sum.checks import is_whole
 from fedmpdd.secure_sum.primitives import keystream
 
 FEWEST_BITS, MOST_BITS = 16, 64
@@ -19,7 +20,7 @@ class Ring:
     bits: int = 32
 
     def __post_init__(self) -> None:
-        if not isinstance(self.bits, int) or isinstance(self.bits, bool) or not FEWEST_BITS <= self.bits <= MOST_BITS:
+        if not is_whole(self.bits, FEWEST_BITS, MOST_BITS):
             raise InputError(f"ring_bits = {self.bits!r}: expected an integer from {FEWEST_BITS} to {MOST_BITS}")
 
     @property
@@ -38,10 +39,8 @@ class Ring:
     def words_of(self, values: NDArray[np.uint64], length: int) -> Words:
         """Check a vector of elements and return it as words to add up."""
         if not isinstance(values, np.ndarray) or values.dtype != np.uint64 or values.shape != (length,):
-            found = f"{values.dtype} {list(values.shape)}" if isinstance(values, np.ndarray) else f"{type(values)}"
-            raise InputError(
-                f"the vector to add is {found}, expected an array uint64 [{length}]: see FixedPoint.encode"
-            )
+            came = f"{values.dtype} {list(values.shape)}" if isinstance(values, np.ndarray) else f"{type(values)}"
+            raise InputError(f"the vector to add is {came}, expected an array uint64 [{length}]: see FixedPoint.encode")
         if self.bits < 64 and int(values.max(initial=0)) >> self.bits:
             raise InputError(
                 f"the vector to add holds {int(values.max())}, a ring of {self.bits} bits ends at 2^{self.bits} − 1; "

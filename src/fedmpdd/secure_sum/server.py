@@ -43,7 +43,7 @@ class SecureServer:
         self._seed_digests: dict[int, bytes] = {}
         self._total: Words = np.zeros(terms.length, terms.ring.dtype)
         self._stayed: set[int] = set()  # U3: whose vectors are in the total
-        self._told: dict[int, dict[int, int]] = {}  # U4: a share of each of U2 that they hold shares of
+        self._lifting: dict[int, dict[int, int]] = {}  # U4: what lifts the masks, a share of each of U2
         self._confirmations: dict[int, bytes] = {}  # in rounds with signatures: who signed U3, and the signatures
         self._probe = primitives.new_secret()  # what keys agree on with it tells whether two are the same
         self._keys_in_use: set[bytes] = set()
@@ -130,10 +130,10 @@ class SecureServer:
         total = self._total
         for member in sorted(self._sealed):
             # Any of those who told will do, as many as the threshold.
-            tellers = tuple(self._holders_in(member, self._told)[: terms.share_threshold])
+            tellers = tuple(self._holders_in(member, self._lifting)[: terms.share_threshold])
             if tellers not in weights:
                 weights[tellers] = shamir.weights_at_zero([teller + 1 for teller in tellers])
-            value = shamir.combine([self._told[teller][member] for teller in tellers], weights[tellers])
+            value = shamir.combine([self._lifting[teller][member] for teller in tellers], weights[tellers])
             secret = value.to_bytes(SHARE_BYTES, "little")[:KEY_BYTES]
             if member in self._stayed:
                 self._check_secret(member, value, seed_digest(terms, member, secret) == self._seed_digests[member])
@@ -196,7 +196,7 @@ class SecureServer:
         body = messages.read(message, Kind.UNMASKED, self.terms, client)
         of_whom = self._holders_in(client, self._sealed)
         messages.check_length(body, len(of_whom) * SHARE_BYTES)
-        self._told[client] = dict(zip(of_whom, messages.read_shares(body), strict=True))
+        self._lifting[client] = dict(zip(of_whom, messages.read_shares(body), strict=True))
 
     # ----------------------------------------------------------------------------------------- who talks to whom
 
@@ -229,7 +229,7 @@ class SecureServer:
             Phase.MASK: self._stayed,
             Phase.CONFIRM: self._confirmations,
         }
-        return answers.get(self.phase, self._told)
+        return answers.get(self.phase, self._lifting)
 
     def _expected(self) -> Collection[int]:
         """Who may answer in this phase: all who answered in the one before."""

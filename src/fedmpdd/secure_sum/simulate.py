@@ -70,7 +70,7 @@ def secure_sum(
                 machines[client] = SecureClient(
                     read_terms(message), client, MemoryLedger(), fewest_clients=2, identity=identity
                 )
-            answer = _answer(machines[client], phase, message, vectors[client])
+            answer = machines[client].answer(message, vectors[client])
             up[client, step] = len(answer)
             server.receive(client, answer)
         if phase != Phase.UNMASK:
@@ -85,15 +85,3 @@ def _last_step(phases: tuple[Phase, ...], phase: Phase | None) -> int:
     if phase not in (*phases, Phase.DONE):
         raise InputError(f"drop_after says {phase.name}, which is no phase of this round: {[p.name for p in phases]}")
     return (*phases, Phase.DONE).index(phase)
-
-
-def _answer(machine: SecureClient, phase: Phase, message: bytes, values: NDArray[np.uint64]) -> bytes:
-    if phase == Phase.ADVERTISE:
-        return machine.advertise()
-    if phase == Phase.SHARE:
-        return machine.share(message)
-    if phase == Phase.MASK:
-        return machine.mask(message, values)
-    if phase == Phase.CONFIRM:
-        return machine.confirm(message)
-    return machine.unmask(message)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from fedmpdd.errors import ContentError, InputError
 from fedmpdd.secure_sum import primitives
+from fedmpdd.secure_sum.checks import is_whole
 from fedmpdd.secure_sum.neighbours import share_threshold
 from fedmpdd.secure_sum.ring import Ring
 
@@ -31,13 +32,13 @@ def default_threshold(clients: int) -> int:
     return 2 * clients // 3 + 1
 
 
-def threshold_against(clients: int, friends: int) -> int:
-    """Return the smallest threshold of a round with signatures that so many friends of the server cannot break.
+def threshold_against(clients: int, colluders: int) -> int:
+    """Return the smallest threshold of a round with signatures that so many colluders cannot break.
 
     Two sets of survivors that are believed have t signatures each. Friends sign both, the others one, so that this
-    takes 2·(t − friends) of n − friends clients; where 2·t > n + friends there are not as many.
+    takes 2·(t − colluders) of n − colluders clients; where 2·t > n + colluders there are not as many.
     """
-    return (clients + friends) // 2 + 1
+    return (clients + colluders) // 2 + 1
 
 
 @dataclass(frozen=True)
@@ -72,19 +73,19 @@ class Terms:
             ("length", 1, MOST_ELEMENTS),
         ):
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            if not is_whole(value, least, most):
                 raise InputError(f"{name} = {value!r}: expected an integer from {least} to {most}")
         Ring(self.ring_bits)
         if self.threshold == 0:
             object.__setattr__(self, "threshold", default_threshold(self.clients))
         value = self.threshold
-        if not isinstance(value, int) or isinstance(value, bool) or not self.clients // 2 < value <= self.clients:
+        if not is_whole(value, self.clients // 2 + 1, self.clients):
             raise InputError(
                 f"threshold = {value!r} of {self.clients} clients: expected more than half of them, "
                 f"{self.clients // 2 + 1} to {self.clients}; {default_threshold(self.clients)} is usual"
             )
         value = self.neighbours
-        if not isinstance(value, int) or isinstance(value, bool) or value % 2 or not 0 <= value < self.clients - 1:
+        if not is_whole(value, 0, self.clients - 2) or value % 2:
             raise InputError(
                 f"neighbours = {value!r} of {self.clients} clients: expected an even number below {self.clients - 1}, "
                 "or 0 for everybody; see enough_neighbours"
@@ -94,7 +95,7 @@ class Terms:
         if self.signed and self.neighbours:
             raise InputError(
                 f"signed with neighbours = {self.neighbours}: who stands next to whom follows from run and round, "
-                "which a server that lies tries until its friends surround a client, and no signature shows it; "
+                "which a server that lies tries until its colluders surround a client, and no signature shows it; "
                 "take neighbours = 0"
             )
 
@@ -117,19 +118,19 @@ class Terms:
         """Return who those are, in order."""
         if not self.neighbours:
             return list(range(self.clients))
-        order, places = self._circle
+        order, positions = self._circle
         around = np.arange(-(self.neighbours // 2), self.neighbours // 2 + 1)
-        return sorted(order[(places[client] + around) % self.clients].tolist())
+        return sorted(order[(positions[client] + around) % self.clients].tolist())
 
     @cached_property
     def _circle(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Who stands at each place, and where each client stands: in the order of random words, one a client."""
+        """Who stands at each position, and the position of each client: in the order of random words, one each."""
         key = primitives.derive(self.digest, b"circle")
         words = np.frombuffer(primitives.keystream(key, 8 * self.clients), "<u8")
         order = np.argsort(words, kind="stable")
-        places = np.empty_like(order)
-        places[order] = np.arange(self.clients)
-        return order, places
+        positions = np.empty_like(order)
+        positions[order] = np.arange(self.clients)
+        return order, positions
 
     @cached_property
     def digest(self) -> bytes:

@@ -340,10 +340,10 @@ def _uplink_of(config: RunConfig, codec: Codec, d: int, memory: ErrorFeedback | 
     """Return the path that a config's updates take: the one place where its settings become parts."""
     try:
         if config.secure is not None:
-            from fedmpdd.simulation.secure import SecureUplink  # needs a package that others do not
+            from fedmpdd.simulation.secure import SummedUplink  # needs a package that others do not
 
             codec.check(d)
-            return SecureUplink(config.secure, codec, d, config.per_round, config.downlink_bits)
+            return SummedUplink(config.secure, codec, d, config.per_round, config.downlink_bits)
         return Uplink(
             codec,
             d,

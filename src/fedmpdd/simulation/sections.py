@@ -1,6 +1,5 @@
 """The sections of a run's config: partition, server, codec, secure sums."""
 
-import math
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -8,10 +7,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from fedmpdd.codecs import Codec, make_codec
 from fedmpdd.errors import ConfigError, InputError
 from fedmpdd.tasks.data import PartitionKind
-from fedmpdd.uplink import Protection, RobustMean, check_parts
+from fedmpdd.uplink import Protection, RobustMean, SecureRounds, check_parts
 
 STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-NOISE_ROOM = 12  # deviations of a secure sum's noise that its ring has room for: more come once in 10^32 numbers
 
 
 class PartitionConfig(BaseModel):
@@ -106,13 +104,7 @@ class RobustConfig(BaseModel):
 
 
 class SecureConfig(BaseModel):
-    """Rounds in which the server sees the sum of all scalars and no client's own (docs/secure-sum.md).
-
-    clip, noise_multiplier: as in the codec's protection, but noise is drawn on integers, and of a round's sum.
-    dropouts: the share of a round's clients that may drop out; with more of them the round counts for nothing.
-    colluding: the share of a round's clients that may tell the server all they know; their noise hides nobody.
-    neighbours: with how many others a client shares its secrets, 0 for everybody.
-    """
+    """Rounds in which the server sees the sum of all scalars: the fields of fedmpdd.uplink.SecureRounds."""
 
     model_config = STRICT
 
@@ -123,6 +115,10 @@ class SecureConfig(BaseModel):
     colluding: float = Field(default=0.0, ge=0, lt=0.5)
     neighbours: int = Field(default=0, ge=0, multiple_of=2)
 
+    def build(self) -> SecureRounds:
+        """Return the agreement itself."""
+        return SecureRounds(**self.model_dump())
+
     def check(self, codec: Codec, keys: str, clients: int) -> None:
         """Raise ConfigError unless so many clients with this codec have a sum that hides each of them."""
         if not codec.adds_up or (codec.needs_key and keys != "shared"):
@@ -130,46 +126,23 @@ class SecureConfig(BaseModel):
                 'secure adds up scalars along the same directions: use codec.name = "mpdd" with keys = "shared" and '
                 '32 bits, or "fedsgd"'
             )
-        if clients < 2:
-            raise ConfigError("secure with one client a round is no sum; take more clients")
-        if self.honest_minimum(clients) < 2:
-            raise ConfigError(
-                f"secure.colluding = {self.colluding}: of the {self.threshold(clients)} clients that stay for certain "
-                "fewer than two are honest, and a sum of one hides nothing; lower it"
-            )
-        self._check_neighbours(clients)
-
-    def _check_neighbours(self, clients: int) -> None:
-        """Raise ConfigError unless clients talk to enough others for what drop-outs and collusion are to be."""
-        if not self.neighbours:
-            return
-        from fedmpdd.secure_sum import enough_neighbours  # needs a package that others do not
-
-        enough = enough_neighbours(clients, clients - self.threshold(clients), self.colluders(clients))
-        if enough == 0 or not enough <= self.neighbours < clients - 1:
-            advice = f"{enough} or more, below {clients - 1}" if enough else "0, everybody"
-            raise ConfigError(
-                f"secure.neighbours = {self.neighbours}: {clients} clients, of whom {self.dropouts} drop out and "
-                f"{self.colluding} collude, need {advice}"
-            )
+        try:
+            self.build().check(clients)
+        except ConfigError as error:
+            raise ConfigError(f"secure.{error}") from None
 
     def colluders(self, clients: int) -> int:
-        """Return how many of a round's clients may be in league with the server."""
-        return math.floor(self.colluding * clients + 1e-9)
+        """See SecureRounds."""
+        return self.build().colluders(clients)
 
     def honest_minimum(self, clients: int) -> int:
-        """Return how many clients' noise the server cannot know in a sum that it sees."""
-        return self.threshold(clients) - self.colluders(clients)
+        """See SecureRounds."""
+        return self.build().honest_minimum(clients)
 
     def threshold(self, clients: int) -> int:
-        """Return how many of a round's clients must stay: more than half."""
-        return max(clients // 2 + 1, clients - math.floor(self.dropouts * clients + 1e-9))
-
-    def levels(self, clients: int) -> float:
-        """How many steps the longest vector has: as many as the ring has room for in the sum of all, noise included."""
-        room = clients + 1 + NOISE_ROOM * math.sqrt(clients) * self.noise_multiplier
-        return (2.0 ** (self.ring_bits - 1) - 1) / room
+        """See SecureRounds."""
+        return self.build().threshold(clients)
 
     def noise_in_steps(self, clients: int) -> float:
-        """Return the deviation of the noise that a client adds to each of its numbers, in steps of the integers."""
-        return self.noise_multiplier * self.levels(clients)
+        """See SecureRounds."""
+        return self.build().noise_in_steps(clients)

@@ -5,6 +5,7 @@ from fedmpdd.uplink.protection import NoiseSource, Protection, SystemNoise
 from fedmpdd.uplink.reference import Reference
 from fedmpdd.uplink.robust import RobustMean
 from fedmpdd.uplink.screening import Candidate, Rejection, Screening
+from fedmpdd.uplink.secure_rounds import SecureRounds
 from fedmpdd.uplink.uplink import Mean, Uplink, Uploads, check_parts
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "Rejection",
     "RobustMean",
     "Screening",
+    "SecureRounds",
     "SystemNoise",
     "Uplink",
     "Uploads",
