@@ -70,7 +70,7 @@ class Backend:
 
     def rows_at_once(self, size: int) -> int:
         """Return how many rows of so many numbers are worked on together."""
-        return max(1, (1 << 20) // size)
+        return max(1, (1 << 16) // size)
 
     def cast(self, values: Array, dtype: str) -> Array:
         """Return values as a dtype that is named as in a section; what is too large for it becomes infinite."""
@@ -82,6 +82,10 @@ class Backend:
     def copy(self, values: Array) -> Array:
         """Return a copy."""
         return values.copy()
+
+    def equal_factors(self, count: int) -> Array:
+        """Return the weights of a plain mean of so many."""
+        return np.full(count, 1.0 / count)
 
     def next_above(self, values: Array) -> Array:
         """Return the float32 after each of these."""

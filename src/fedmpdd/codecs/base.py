@@ -369,7 +369,8 @@ class Codec(ABC):
         """Estimate the (weighted) mean gradient of a batch, as an array or a tensor where the batch is."""
         backend = backend_of(batch.columns[0])
         with np.errstate(over="ignore", invalid="ignore"):  # looked at below
-            factors = backend.like(mean_factors(len(batch), weights))
+            equal = weights is None
+            factors = backend.equal_factors(len(batch)) if equal else backend.like(mean_factors(len(batch), weights))
             estimate = self._decode_sum(backend, batch.columns, batch.keys, factors, batch.d)
         # A look at all coordinates would wait for a GPU; the scalars mostly make it needless.
         if not batch.is_finite and not backend.all_finite(estimate):

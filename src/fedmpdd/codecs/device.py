@@ -93,6 +93,10 @@ class DeviceBackend(Backend):
         """See Backend."""
         return values.clone()
 
+    def equal_factors(self, count: int) -> Tensor:
+        """See Backend."""
+        return _equal_factors(self.device, count)
+
     def next_above(self, values: Tensor) -> Tensor:
         """See Backend."""
         return torch.nextafter(values, torch.full_like(values, torch.inf))
@@ -140,11 +144,11 @@ class DeviceBackend(Backend):
     def pack_bits(self, ones: Tensor) -> Tensor:
         """See Backend."""
         padded = torch.nn.functional.pad(ones.to(torch.uint8), (0, -ones.shape[1] % 8)).view(len(ones), -1, 8)
-        return (padded << torch.arange(8, dtype=torch.uint8, device=ones.device)).sum(dim=2, dtype=torch.uint8)
+        return (padded << _bit_numbers(ones.device)).sum(dim=2, dtype=torch.uint8)
 
     def unpack_bits(self, packed: Tensor, count: int) -> Tensor:
         """See Backend."""
-        bits = packed[:, :, None] >> torch.arange(8, dtype=torch.uint8, device=packed.device) & 1
+        bits = packed[:, :, None] >> _bit_numbers(packed.device) & 1
         return bits.reshape(len(packed), -1)[:, :count]
 
     def stacked(self, rows: Any) -> Tensor:
@@ -222,6 +226,17 @@ class DeviceBackend(Backend):
         for i, factor in enumerate(factors.tolist()):
             total += values(i, slice(0, d)).double().mul_(factor)
         return total.float()
+
+
+# Copies to a GPU that would be made anew in every round.
+@lru_cache(maxsize=8)
+def _equal_factors(device: torch.device, count: int) -> Tensor:
+    return torch.from_numpy(HOST.equal_factors(count)).to(device)
+
+
+@lru_cache(maxsize=8)
+def _bit_numbers(device: torch.device) -> Tensor:
+    return torch.arange(8, dtype=torch.uint8, device=device)
 
 
 # Keys are needed more than once a round: to project, to round and to decode.

@@ -138,29 +138,30 @@ class EDEN(Codec):
         norms = xp.sqrt(xp.where(squares > 0, squares, 1.0))[:, None]
         indices = backend.settled(lambda factor: backend.search(thresholds, rotated / (norms * factor)))
         # The scale is that of all rows, sent or not: rows are left out at random, which scaling by N/rows makes up for.
-        products = backend.mean(rotated * exact_levels[indices])
+        products = backend.mean(rotated * levels[indices])
         scales = xp.where(squares > 0, squares / xp.where(products > 0, products, 1.0), 0.0)
         scales = as_float32(backend, backend.rounded(scales), "the scale", _LARGEST_SCALE)
         if self.rows is not None:
             firsts = backend.like(np.array([key.slot * self.rows % size for key in keys]))
             places = firsts[:, None] + backend.like(np.arange(self.rows))
             indices = backend.take(indices, places % size)
-        indices = indices * (scales > 0)[:, None]
-        return scales[:, None], pack_indices(backend, backend.cast(indices, "|u1"), self.bits)
+        packed = pack_indices(backend, backend.cast(indices, "|u1"), self.bits)
+        return scales[:, None], packed * backend.cast(scales > 0, "|u1")[:, None]
 
     def _decode_sum(self, backend: Backend, columns: Columns, keys: Sequence[Key], factors: Array, d: int) -> Array:
         sent, levels = self.sent(d), backend.like(quantiser_levels(self.bits))
-        out = backend.zeros((d,), "<f4")
-        groups: dict[int, list[int]] = {}
+        # All rows are the same rows in every slot.
+        rows = list(keys) if self.rows is not None else [Key(key.seed) for key in keys]
+        groups: dict[int, list[int]] = {}  # one seed, one inverse transform
         for i, key in enumerate(keys):
             groups.setdefault(key.seed, []).append(i)
-        for group in groups.values():  # one seed, one inverse transform
+        out = backend.zeros((d,), "<f4")
+        # A GPU takes all seeds at once, and adds them up in this order too; levels are as large as gradients.
+        for group in groups.values() if backend is HOST else [list(range(len(rows)))]:
             packed, scales = (backend.stacked(tuple(column[i] for i in group)) for column in columns[::-1])
             scalars = levels[unpack_indices(backend, packed, self.bits, sent)]
-            # All rows are the same rows in every slot.
-            chosen = [keys[i] if self.rows is not None else Key(keys[i].seed) for i in group]
             multipliers = factors[group] * backend.cast(scales[:, 0], "<f8") / sent
-            out += backend.combine("hadamard", scalars, multipliers, chosen, d)
+            out += backend.combine("hadamard", scalars, multipliers, [rows[i] for i in group], d)
         return out
 
     # ----------------------------------------------------------------------------------------------- variance

@@ -80,6 +80,9 @@ class Noise(Dense):
             return np.concatenate([self._draw(generator, min(CHUNK, d - start)) for start in range(0, d, CHUNK)])
 
         threads = kernel_settings().threads
+        if len(keys) == 1 or d < CHUNK:  # a thread takes longer to start
+            yield from map(draw, keys)
+            return
         with ThreadPoolExecutor(threads) as pool:
             for start in range(0, len(keys), threads):
                 yield from pool.map(draw, keys[start : start + threads])

@@ -146,6 +146,8 @@ class SAFedLora(Codec):
         return (factors,)
 
     def _decode_sum(self, backend: Backend, columns: Columns, keys: Sequence[Key], factors: Array, d: int) -> Array:
+        if backend is not HOST:
+            return self._decode_together(backend, columns[0], factors)
         out = backend.zeros((d,), "<f8")
         for client, factor in zip(columns[0], factors.tolist(), strict=True):
             values, begin, offset = backend.cast(client, "<f8"), 0, 0
@@ -161,6 +163,20 @@ class SAFedLora(Codec):
                 out[offset : offset + size] += factor * layer
                 begin, offset = end, offset + size
         return backend.cast(out, "<f4")
+
+    def _decode_together(self, backend: Backend, rows: Array, factors: Array) -> Array:
+        """Sum of all updates, a product of two matrices a layer: Σ f·L·R = [f₁L₁ f₂L₂ …]·[R₁; R₂; …]."""
+        values, begin, layers = backend.cast(backend.stacked(rows), "<f8"), 0, []
+        weighted = values * factors[:, None]
+        for height, width, rank in self.layers():
+            middle, end = begin + height * rank, begin + (rank * (height + width) if rank else height * max(width, 1))
+            if rank:
+                left = weighted[:, begin:middle].reshape(-1, height, rank).swapaxes(0, 1).reshape(height, -1)
+                layers.append((left @ values[:, middle:end].reshape(-1, width)).reshape(-1))
+            else:
+                layers.append(weighted[:, begin:end].sum(0))
+            begin = end
+        return backend.cast(backend.xp.concatenate(layers), "<f4")
 
 
 def _factors(backend: Backend, matrices: Array, start: Array) -> tuple[Array, Array]:

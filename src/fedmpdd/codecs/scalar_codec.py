@@ -142,11 +142,10 @@ class ScalarCodec(Codec):
 
     def written(self, updates: Sequence[Update]) -> Written:
         """Return the scalars of updates as numbers and scales; signs as ±1."""
-        read = self.scalars.read(HOST, Batch.of(updates).columns, self.count)
-        if not read.packed:
-            return read
-        minus = HOST.unpack_bits(read.numbers, self.count)
-        return Written(1.0 - np.float32(2.0) * minus, read.scales)
+        numbers, scales, packed = self.scalars.read(HOST, Batch.of(updates).columns, self.count)
+        if packed:
+            numbers = 1.0 - np.float32(2.0) * HOST.unpack_bits(numbers, self.count)
+        return Written(numbers, np.broadcast_to(scales, len(updates)))
 
     def scalars_of(self, update: Update) -> Float64:
         """Return the scalars of an update [count]."""

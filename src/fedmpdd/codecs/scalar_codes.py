@@ -8,7 +8,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,13 +38,13 @@ _SCALE_TOO_LARGE = (
 
 
 class Written(NamedTuple):
-    """Scalars as they were written: numbers [updates, count], and the float64 scale of each update's.
+    """Scalars as they were written: numbers [updates, count], and the float64 scale of each update's, or 1.0 for all.
 
     packed: the numbers are ±1 and come as bits, [updates, ⌈count/8⌉], a set bit meaning −1.
     """
 
     numbers: Array
-    scales: Array
+    scales: Any  # an array, or one number
     packed: bool = False
 
 
@@ -74,9 +74,9 @@ class ScalarCode(ABC):
     def read(self, backend: Backend, columns: Columns, count: int) -> Written:
         """Turn sections into numbers and scales."""
 
-    def multipliers(self, factors: Array, scales: Array, count: int) -> Array:
+    def multipliers(self, factors: Array, scales: Array | float, count: int) -> Array:
         """Return what multiplies each number in the mean: its update's weight and scale, and 1/count."""
-        return factors / count * scales
+        return factors / count if isinstance(scales, float) else factors / count * scales
 
     @abstractmethod
     def second_moment(self, count: int) -> float:
@@ -110,8 +110,7 @@ class Float32Code(ScalarCode):
 
     def read(self, backend: Backend, columns: Columns, count: int) -> Written:
         """See ScalarCode."""
-        numbers = backend.stacked(columns[0])
-        return Written(backend.cast(numbers, "<f4"), backend.like(np.ones(len(numbers))))
+        return Written(backend.cast(backend.stacked(columns[0]), "<f4"), 1.0)
 
     def second_moment(self, count: int) -> float:
         """See ScalarCode."""
@@ -298,7 +297,7 @@ class PeakCode(ScalarCode):
         scales = backend.like(scale_values())[backend.cast(backend.stacked(columns[0])[:, 0], "<i8")]
         return Written(numbers, self.group * scales)
 
-    def multipliers(self, factors: Array, scales: Array, count: int) -> Array:
+    def multipliers(self, factors: Array, scales: Array | float, count: int) -> Array:
         """See ScalarCode: in the order of operations that peaks were published with."""
         return factors * scales / count
 

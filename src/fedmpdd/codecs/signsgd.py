@@ -66,7 +66,7 @@ class SignSGD(Codec):
             return (backend.pack_bits(negative),)
         scales = backend.rounded(backend.mean(gradients, backend.xp.abs))[:, None]
         # Zero, or too small a mean for float32: then signs stand for nothing.
-        return scales, backend.pack_bits(negative & (scales > 0))
+        return scales, backend.pack_bits(negative) * backend.cast(scales > 0, "|u1")
 
     def _decode_sum(self, backend: Backend, columns: Columns, keys: Sequence[Key], factors: Array, d: int) -> Array:
         if self.scaled:
