@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tools import draw_imports
+
 SOURCE = Path(__file__).parents[1] / "src"
 FOUNDATIONS = ("errors", "documents", "display")  # single modules that every room may use
 ROOMS = (
@@ -72,3 +74,13 @@ def test_the_library_knows_nothing_of_the_study_and_neither_of_the_benchmarks() 
     for path in (SOURCE / "fedmpdd_paper").rglob("*.py"):  # the benchmarks are outside the wheel
         for module in imported_modules(path):
             assert not module.startswith("benchmarks"), path
+
+
+def test_the_contributors_page_has_the_same_rooms_in_the_same_order() -> None:
+    assert draw_imports.rooms() == list(ROOMS)
+
+
+def test_the_picture_of_imports_is_that_of_the_code() -> None:
+    assert draw_imports.PICTURE.read_text(encoding="utf-8") == draw_imports.picture(), (
+        "run python tools/draw_imports.py"
+    )
