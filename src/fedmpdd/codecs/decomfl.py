@@ -42,16 +42,13 @@ class DeComFL(ScalarCodec):
 
     @property
     def count(self) -> int:
-        """See ScalarCodec."""
         return self.m
 
     @property
     def scalars(self) -> ScalarCode:
-        """See ScalarCodec."""
         return Float32Code()
 
     def parameters(self) -> Parameters:
-        """See Codec."""
         return Parameters(second=self.log2_step, size=self.m)
 
     @classmethod

@@ -50,55 +50,43 @@ class DeviceBackend(Backend):
         return [] if doubt is None or not seen[-1] else torch.nonzero(doubt)[:, 0].tolist()
 
     def require(self, holds: Tensor, message: str) -> None:
-        """See Backend."""
         self._requirements.append((holds, message))
 
     def check_finite(self, gradients: Tensor) -> None:
-        """See Backend."""
         self.require(torch.isfinite(gradients.sum(dim=1)) | torch.isfinite(gradients).all(dim=1), "")
 
     def settled(self, compute: Callable[[float], Tensor]) -> Tensor:
-        """See Backend."""
         low, high = compute(1 - ORDER_ERROR), compute(1 + ORDER_ERROR)
         self._doubts.append((low != high).reshape(len(low), -1).any(dim=1))
         return high
 
     def like(self, values: Any) -> Tensor:
-        """See Backend."""
         if isinstance(values, np.ndarray) and not values.flags.writeable:
             values = values.copy()  # PyTorch has no tensors that may not be written to
         return torch.as_tensor(values).to(self.device)
 
     def host(self, values: Tensor) -> Any:
-        """See Backend."""
         return values.cpu().numpy()
 
     def zeros(self, shape: tuple[int, ...], dtype: str) -> Tensor:
-        """See Backend."""
         return torch.zeros(shape, dtype=_DTYPES[dtype], device=self.device)
 
     def arange(self, count: int, like: Tensor) -> Tensor:
-        """See Backend."""
         return torch.arange(count, dtype=like.dtype, device=like.device)
 
     def rows_at_once(self, size: int) -> int:
-        """See Backend."""
         return max(1, (1 << 28) // size)
 
     def cast(self, values: Tensor, dtype: str) -> Tensor:
-        """See Backend."""
         return values.to(_DTYPES[dtype])
 
     def copy(self, values: Tensor) -> Tensor:
-        """See Backend."""
         return values.clone()
 
     def equal_factors(self, count: int) -> Tensor:
-        """See Backend."""
         return _equal_factors(self.device, count)
 
     def next_above(self, values: Tensor) -> Tensor:
-        """See Backend."""
         return torch.nextafter(values, torch.full_like(values, torch.inf))
 
     def first_largest(self, values: Tensor) -> Tensor:
@@ -109,15 +97,12 @@ class DeviceBackend(Backend):
         return places.clamp_max(count - 1)  # where all are NaN, which `require` refuses
 
     def take(self, values: Tensor, places: Tensor) -> Tensor:
-        """See Backend."""
         return values.gather(-1, places)
 
     def put(self, out: Tensor, places: Tensor, values: Tensor) -> None:
-        """See Backend."""
         out.scatter_(-1, places, values)
 
     def largest_places(self, values: Tensor, k: int) -> Tensor:
-        """See Backend."""
         values = values.nan_to_num(nan=torch.inf, posinf=torch.inf)  # which the caller refuses when all is done
         smallest = values.topk(k, dim=1).values[:, -1:]
         above, ties = values > smallest, values == smallest
@@ -125,11 +110,9 @@ class DeviceBackend(Backend):
         return torch.nonzero(chosen)[:, 1].reshape(len(values), k)
 
     def search(self, thresholds: Tensor, values: Tensor) -> Tensor:
-        """See Backend."""
         return torch.bucketize(values, thresholds, right=True)
 
     def mean(self, values: Tensor, of: Callable[[Tensor], Tensor] = lambda row: row) -> Tensor:
-        """See Backend."""
         return of(values).mean(dim=1, dtype=torch.float64)
 
     def product(self, left: Tensor, right: Tensor) -> Tensor:
@@ -142,17 +125,14 @@ class DeviceBackend(Backend):
             torch.backends.cuda.matmul.allow_tf32 = allowed
 
     def pack_bits(self, ones: Tensor) -> Tensor:
-        """See Backend."""
         padded = torch.nn.functional.pad(ones.to(torch.uint8), (0, -ones.shape[1] % 8)).view(len(ones), -1, 8)
         return (padded << _bit_numbers(ones.device)).sum(dim=2, dtype=torch.uint8)
 
     def unpack_bits(self, packed: Tensor, count: int) -> Tensor:
-        """See Backend."""
         bits = packed[:, :, None] >> _bit_numbers(packed.device) & 1
         return bits.reshape(len(packed), -1)[:, :count]
 
     def stacked(self, rows: Any) -> Tensor:
-        """See Backend."""
         return rows if isinstance(rows, Tensor) else torch.stack(list(rows))
 
     def chunks(self, d: int) -> Iterator[slice]:
@@ -170,7 +150,6 @@ class DeviceBackend(Backend):
         return sums
 
     def rounding_words(self, keys: Sequence[Key], count: int) -> Tensor:
-        """See Backend."""
         if not self._on_gpu:
             return torch.from_numpy(HOST.rounding_words(keys, count).astype(np.int64))
         from fedmpdd.directions import cuda
@@ -178,7 +157,6 @@ class DeviceBackend(Backend):
         return cuda.rounding_words(_rademacher_keys(self.device, tuple(keys), count), count)
 
     def project(self, family: str, gradients: Tensor, keys: Sequence[Key], m: int) -> Tensor:
-        """See Backend."""
         if not self._on_gpu:
             return torch.from_numpy(HOST.project(family, gradients.numpy(), keys, m))
         from fedmpdd.directions import cuda
@@ -188,13 +166,11 @@ class DeviceBackend(Backend):
         return cuda.rademacher_encode(gradients, _rademacher_keys(self.device, tuple(keys), m), m)
 
     def combine(self, family: str, scalars: Tensor, factors: Tensor, keys: Sequence[Key], d: int) -> Tensor:
-        """See Backend."""
         return self._combine(family, scalars, factors, keys, d, votes=False)
 
     def combine_signs(
         self, family: str, negative: Tensor, factors: Tensor, keys: Sequence[Key], m: int, d: int
     ) -> Tensor:
-        """See Backend."""
         signs = 1.0 - 2.0 * self.unpack_bits(negative, m).float()
         return self._combine(family, signs, factors, keys, d, votes=family == "rademacher")
 

@@ -74,7 +74,6 @@ class EDEN(Codec):
     # ---------------------------------------------------------------------------------- what is on the wire
 
     def check(self, d: int, slot: int = 0) -> None:
-        """See Codec."""
         check_d(d)
         if self.rows is not None and self.rows > hadamard_size(d):
             raise CodecError(
@@ -87,11 +86,9 @@ class EDEN(Codec):
         return hadamard_size(d) if self.rows is None else self.rows
 
     def sections(self, d: int) -> tuple[Section, ...]:
-        """See Codec."""
         return Section("scale", "<f4", 1), Section("levels", "|u1", packed_bytes(self.sent(d), self.bits))
 
     def check_content(self, arrays: Arrays, d: int) -> None:
-        """See Codec."""
         scale, packed = arrays
         check_scale(float(scale[0]), packed, largest=_LARGEST_SCALE)
         check_spare_bits(packed, self.sent(d), self.bits)
@@ -101,7 +98,6 @@ class EDEN(Codec):
         return 64 * d + 640 * self.sent(d)
 
     def _bound(self, columns: Columns) -> float:
-        """See Codec."""
         return 4 * largest_of(columns[0])
 
     def magnitude(self, update: Update) -> float:
@@ -111,7 +107,6 @@ class EDEN(Codec):
         return float(update.arrays[0][0]) * length_of(levels) / math.sqrt(self.sent(update.d))
 
     def parameters(self) -> Parameters:
-        """See Codec."""
         return Parameters(self.bits) if self.rows is None else Parameters(self.bits, 1, self.rows)
 
     @classmethod

@@ -18,15 +18,12 @@ class Dense(Codec):
     self_contained: ClassVar[bool] = True
 
     def sections(self, d: int) -> tuple[Section, ...]:
-        """See Codec."""
         return (Section("values", "<f4", d),)
 
     def check_content(self, arrays: Arrays, d: int) -> None:
-        """See Codec."""
         check_finite_values(arrays[0])
 
     def magnitude(self, update: Update) -> float:
-        """See Codec."""
         return length_of(update.arrays[0])
 
     def _decode_sum(self, backend: Backend, columns: Columns, keys: Sequence[Key], factors: Array, d: int) -> Array:
@@ -43,11 +40,9 @@ class FedSGD(Dense):
 
     @property
     def adds_up(self) -> bool:
-        """See Codec."""
         return True
 
     def parameters(self) -> Parameters:
-        """See Codec."""
         return Parameters()
 
     @classmethod

@@ -47,7 +47,6 @@ class LpProj(Codec):
         check_count("size", self.size, "rows")
 
     def check(self, d: int, slot: int = 0) -> None:
-        """See Codec."""
         check_d(d)
         if self.size > d:
             raise CodecError(
@@ -55,11 +54,9 @@ class LpProj(Codec):
             )
 
     def sections(self, d: int) -> tuple[Section, ...]:
-        """See Codec."""
         return (Section("scalars", "<f4", self.size),)
 
     def check_content(self, arrays: Arrays, d: int) -> None:
-        """See Codec."""
         check_finite_values(arrays[0], self._largest_scalar)
 
     def magnitude(self, update: Update) -> float:
@@ -67,7 +64,6 @@ class LpProj(Codec):
         return length_of(update.arrays[0]) * math.sqrt(update.d / self.size)
 
     def parameters(self) -> Parameters:
-        """See Codec."""
         return Parameters(size=self.size)
 
     @classmethod
@@ -84,7 +80,6 @@ class LpProj(Codec):
         return 1_024 * d * self.size
 
     def _bound(self, columns: Columns) -> float:
-        """See Codec."""
         return self.size * largest_of(columns[0])
 
     def _encode(self, backend: Backend, gradients: Array, keys: list[Key]) -> Columns:

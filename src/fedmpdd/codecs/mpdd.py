@@ -41,18 +41,15 @@ class MPDD(ScalarCodec):
 
     @property
     def count(self) -> int:
-        """See ScalarCodec."""
         return self.m
 
     @property
     def scalars(self) -> ScalarCode:
-        """See ScalarCodec."""
         if self.bits == 32:
             return Float32Code()
         return SignCode() if self.bits == 1 else LevelCode(self.bits)
 
     def parameters(self) -> Parameters:
-        """See Codec."""
         return Parameters(family_named(self.family).code, self.bits, self.m)
 
     @classmethod
@@ -60,7 +57,6 @@ class MPDD(ScalarCodec):
         return cls(m=parameters.size, bits=parameters.second, family=family_numbered(parameters.first).name)
 
     def revealed_bits(self, d: int) -> int:
-        """See Codec."""
         return self.m * self.bits + (32 if self.bits < 32 else 0)
 
     def variance(self, d: int, n: int = 1, *, partitioned: bool = False, alignment: float | None = None) -> float:

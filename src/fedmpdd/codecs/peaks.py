@@ -64,7 +64,6 @@ class Peaks(ScalarCodec):
 
     @property
     def scalars(self) -> PeakCode:
-        """See ScalarCodec."""
         return PeakCode(self.group)
 
     def at_round(self, round_number: int) -> "Peaks":
@@ -75,11 +74,9 @@ class Peaks(ScalarCodec):
         return Peaks(min(self.grows_to, self.m << doublings), self.group, self.family)
 
     def largest(self) -> "Peaks":
-        """See Codec."""
         return self if self.grows_to is None else Peaks(self.grows_to, self.group, self.family)
 
     def check(self, d: int, slot: int = 0) -> None:
-        """See Codec."""
         largest = self.largest()
         if self.family == "hadamard":
             most, words = d, "d of hadamard directions"
@@ -95,7 +92,6 @@ class Peaks(ScalarCodec):
         family_named(self.family).check(d, largest.count, slot)
 
     def work(self, d: int, slot: int = 0) -> int:
-        """See Codec."""
         return super().work(d, slot) + 1_024 * self.m
 
     def magnitude(self, update: Update) -> float:
@@ -104,7 +100,6 @@ class Peaks(ScalarCodec):
         return float(scales[0]) / self.group * largest_normal(self.group)[0]
 
     def parameters(self) -> Parameters:
-        """See Codec."""
         return Parameters(family_named(self.family).code, self.scalars.bits - 1, self.m)
 
     @classmethod
@@ -113,7 +108,6 @@ class Peaks(ScalarCodec):
         return cls(parameters.size, 2 ** min(parameters.second, 32), family)
 
     def revealed_bits(self, d: int) -> int:
-        """See Codec."""
         return self.m * self.scalars.bits + 8
 
     def evidence(self, updates: Sequence[Update]) -> Evidence:

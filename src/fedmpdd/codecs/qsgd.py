@@ -43,13 +43,11 @@ class QSGD(Codec):
         return int(2 ** (self.bits - 1)) - 1
 
     def sections(self, d: int) -> tuple[Section, ...]:
-        """See Codec."""
         if self.bits == 8:
             return Section("norm", "<f4", 1), Section("levels", "<i1", d)
         return Section("norm", "<f4", 1), Section("levels", "|u1", packed_bytes(d, 4))
 
     def check_content(self, arrays: Arrays, d: int) -> None:
-        """See Codec."""
         norm, packed = float(arrays[0][0]), arrays[1]
         check_scale(norm, packed)
         if self.bits == 4:
@@ -60,7 +58,6 @@ class QSGD(Codec):
                 raise ContentError(f"a level is {-self.levels - 1}; levels are ±{self.levels}: drop this update")
 
     def work(self, d: int, slot: int = 0) -> int:
-        """See Codec."""
         return (64 if self.bits == 8 else 128) * d
 
     def _bound(self, columns: Columns) -> float:
@@ -68,7 +65,6 @@ class QSGD(Codec):
         return largest_of(columns[0])
 
     def parameters(self) -> Parameters:
-        """See Codec."""
         return Parameters(second=self.bits)
 
     @classmethod

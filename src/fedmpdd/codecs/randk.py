@@ -30,17 +30,14 @@ class RandK(Codec):
         check_count("k", self.k, "coordinates")
 
     def check(self, d: int, slot: int = 0) -> None:
-        """See Codec."""
         check_d(d)
         if self.k > d:
             raise CodecError(f"k = {self.k} coordinates of d = {d}: k must not exceed d; lower k, or use fedsgd")
 
     def sections(self, d: int) -> tuple[Section, ...]:
-        """See Codec."""
         return (Section("values", "<f4", self.k),)
 
     def check_content(self, arrays: Arrays, d: int) -> None:
-        """See Codec."""
         check_finite_values(arrays[0])
 
     def work(self, d: int, slot: int = 0) -> int:
@@ -48,7 +45,6 @@ class RandK(Codec):
         return 32 * d + 1_024 * self.k + 192 * (slot * self.k % d)
 
     def _bound(self, columns: Columns) -> float:
-        """See Codec."""
         return largest_of(columns[0])
 
     def evidence(self, updates: Sequence[Update]) -> Evidence:
@@ -60,7 +56,6 @@ class RandK(Codec):
         return length_of(update.arrays[0]) * math.sqrt(self.k / update.d)
 
     def parameters(self) -> Parameters:
-        """See Codec."""
         return Parameters(size=self.k)
 
     @classmethod

@@ -82,18 +82,15 @@ class SAFedLora(Codec):
         return layers
 
     def check(self, d: int, slot: int = 0) -> None:
-        """See Codec."""
         size = sum(rows * max(columns, 1) for rows, columns in self.shapes)
         if size != d:
             raise CodecError(f"sa-fedlora is for {size} parameters, the gradient has {d}; use for_shapes first")
 
     def sections(self, d: int) -> tuple[Section, ...]:
-        """See Codec."""
         length = sum(r * (rows + columns) if r else rows * max(columns, 1) for rows, columns, r in self.layers())
         return (Section("factors", "<f4", length),)
 
     def check_content(self, arrays: Arrays, d: int) -> None:
-        """See Codec."""
         check_finite_values(arrays[0])
         if self._reach(arrays[0]) > LARGEST_COORDINATE:
             raise ContentError(
@@ -112,7 +109,6 @@ class SAFedLora(Codec):
         return reach
 
     def work(self, d: int, slot: int = 0) -> int:
-        """See Codec."""
         return sum(rows * max(columns, 1) * (96 + 3 * r) for rows, columns, r in self.layers())
 
     def parameters(self) -> Parameters:

@@ -47,12 +47,10 @@ class ScalarCodec(Codec):
 
     @property
     def adds_up(self) -> bool:
-        """See Codec."""
         return self.scalars.rounding == "exact"
 
     @property
     def scalar_codec(self) -> "ScalarCodec":
-        """See Codec."""
         return self
 
     def with_bits(self, bits: int) -> "MPDD":
@@ -64,19 +62,15 @@ class ScalarCodec(Codec):
     # ---------------------------------------------------------------------------------- what is on the wire
 
     def check(self, d: int, slot: int = 0) -> None:
-        """See Codec."""
         family_named(self.family).check(d, self.count, slot)
 
     def sections(self, d: int) -> tuple[Section, ...]:
-        """See Codec."""
         return self.scalars.sections(self.count)
 
     def check_content(self, arrays: Arrays, d: int) -> None:
-        """See Codec."""
         self.scalars.check_content(arrays, self.count)
 
     def work(self, d: int, slot: int = 0) -> int:
-        """See Codec."""
         return d * self.count if self.family == "rademacher" else 64 * d + 128 * self.count
 
     def _bound(self, columns: Columns) -> float:

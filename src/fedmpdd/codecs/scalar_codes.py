@@ -97,27 +97,21 @@ class Float32Code(ScalarCode):
     """Each scalar as it is."""
 
     def sections(self, count: int) -> tuple[Section, ...]:
-        """See ScalarCode."""
         return (Section("scalars", "<f4", count),)
 
     def check_content(self, arrays: Arrays, count: int) -> None:
-        """See ScalarCode."""
         check_finite_values(arrays[0], LARGEST_COORDINATE)
 
     def write(self, backend: Backend, scalars: Array, moments: Array | None, keys: list[Key]) -> Columns:
-        """See ScalarCode."""
         return (backend.cast(scalars, "<f4"),)
 
     def read(self, backend: Backend, columns: Columns, count: int) -> Written:
-        """See ScalarCode."""
         return Written(backend.cast(backend.stacked(columns[0]), "<f4"), 1.0)
 
     def second_moment(self, count: int) -> float:
-        """See ScalarCode."""
         return 1.0
 
     def bound(self, columns: Columns) -> float:
-        """See ScalarCode."""
         return largest_of(columns[0])
 
 
@@ -135,13 +129,11 @@ class LevelCode(ScalarCode):
         return int(2 ** (self.bits - 1)) - 1
 
     def sections(self, count: int) -> tuple[Section, ...]:
-        """See ScalarCode."""
         packed = self.bits not in _INTEGER_TYPES
         length, dtype = (packed_bytes(count, self.bits), "|u1") if packed else (count, _INTEGER_TYPES[self.bits])
         return Section("scale", "<f4", 1), Section("scalars", dtype, length)
 
     def check_content(self, arrays: Arrays, count: int) -> None:
-        """See ScalarCode."""
         scale, scalars = float(arrays[0][0]), arrays[1]
         check_scale(scale, scalars, largest=LARGEST_COORDINATE / self.levels)
         if self.bits == 4:
@@ -166,7 +158,6 @@ class LevelCode(ScalarCode):
         return scales[:, None], backend.cast(levels, _INTEGER_TYPES[self.bits])
 
     def read(self, backend: Backend, columns: Columns, count: int) -> Written:
-        """See ScalarCode."""
         levels = self._levels_of(backend, backend.stacked(columns[1]), count)
         return Written(backend.cast(levels, "<f4"), backend.cast(backend.stacked(columns[0])[:, 0], "<f8"))
 
@@ -178,7 +169,6 @@ class LevelCode(ScalarCode):
         return 1.0 + (1 - 1 / count) * largest_normal(count)[1] / (6 * self.levels**2)
 
     def bound(self, columns: Columns) -> float:
-        """See ScalarCode."""
         return largest_of(columns[0]) * self.levels
 
 
@@ -190,21 +180,17 @@ class SignCode(ScalarCode):
     graded: ClassVar[bool] = False
 
     def sections(self, count: int) -> tuple[Section, ...]:
-        """See ScalarCode."""
         return Section("scale", "<f4", 1), Section("scalars", "|u1", packed_bytes(count, 1))
 
     def check_content(self, arrays: Arrays, count: int) -> None:
-        """See ScalarCode."""
         check_scale(float(arrays[0][0]), arrays[1], largest=LARGEST_COORDINATE)
         check_spare_bits(arrays[1], count, 1)
 
     @property
     def needs_moments(self) -> bool:
-        """See ScalarCode."""
         return True
 
     def write(self, backend: Backend, scalars: Array, moments: Array | None, keys: list[Key]) -> Columns:
-        """See ScalarCode."""
         return self.write_scaled(backend, scalars, sign_scales(backend, scalars, moments))
 
     def write_scaled(self, backend: Backend, scalars: Array, exact_scales: Array) -> Columns:
@@ -215,16 +201,13 @@ class SignCode(ScalarCode):
         return scales[:, None], backend.pack_bits(negative)
 
     def read(self, backend: Backend, columns: Columns, count: int) -> Written:
-        """See ScalarCode."""
         scales = backend.cast(backend.stacked(columns[0])[:, 0], "<f8")
         return Written(backend.stacked(columns[1]), scales, packed=True)
 
     def second_moment(self, count: int) -> float:
-        """See ScalarCode."""
         return math.pi / 2
 
     def bound(self, columns: Columns) -> float:
-        """See ScalarCode."""
         return largest_of(columns[0])
 
 
@@ -261,11 +244,9 @@ class PeakCode(ScalarCode):
         return self.group.bit_length()
 
     def sections(self, count: int) -> tuple[Section, ...]:
-        """See ScalarCode."""
         return Section("scale", "|u1", 1), Section("peaks", "|u1", packed_bytes(count // self.group, self.bits))
 
     def check_content(self, arrays: Arrays, count: int) -> None:
-        """See ScalarCode."""
         scale, packed = arrays
         if scale[0] == 0 and packed.any():
             raise ContentError("the scale is 0 but a peak is not; a zero gradient has zero peaks: drop this update")
@@ -273,7 +254,6 @@ class PeakCode(ScalarCode):
 
     @property
     def needs_moments(self) -> bool:
-        """See ScalarCode."""
         return True
 
     def write(self, backend: Backend, scalars: Array, moments: Array | None, keys: list[Key]) -> Columns:

@@ -28,23 +28,19 @@ class SignSGD(Codec):
             raise CodecError(f"scaled = {self.scaled!r} is neither True nor False: say whether a scale is sent")
 
     def sections(self, d: int) -> tuple[Section, ...]:
-        """See Codec."""
         signs = Section("signs", "|u1", packed_bytes(d, 1))
         return (Section("scale", "<f4", 1), signs) if self.scaled else (signs,)
 
     def check_content(self, arrays: Arrays, d: int) -> None:
-        """See Codec."""
         signs = arrays[-1]
         if self.scaled:
             check_scale(float(arrays[0][0]), signs)
         check_spare_bits(signs, d, 1)
 
     def work(self, d: int, slot: int = 0) -> int:
-        """See Codec."""
         return 96 * d
 
     def _bound(self, columns: Columns) -> float:
-        """See Codec."""
         return largest_of(columns[0]) if self.scaled else 1.0
 
     def magnitude(self, update: Update) -> float:
@@ -52,7 +48,6 @@ class SignSGD(Codec):
         return math.sqrt(update.d) * (float(update.arrays[0][0]) if self.scaled else 1.0)
 
     def parameters(self) -> Parameters:
-        """See Codec."""
         return Parameters(first=int(self.scaled))
 
     @classmethod

@@ -31,7 +31,6 @@ class TopK(Codec):
         check_count("k", self.k, "coordinates")
 
     def check(self, d: int, slot: int = 0) -> None:
-        """See Codec."""
         check_d(d)
         if d > _MAX_D:
             raise CodecError(f"d = {d} is too large for topk: its indices have 32 bits; use randk, which sends none")
@@ -39,22 +38,18 @@ class TopK(Codec):
             raise CodecError(f"k = {self.k} coordinates of d = {d}: k must not exceed d; lower k, or use fedsgd")
 
     def sections(self, d: int) -> tuple[Section, ...]:
-        """See Codec."""
         return Section("indices", "<u4", self.k), Section("values", "<f4", self.k)
 
     def check_content(self, arrays: Arrays, d: int) -> None:
-        """See Codec."""
         indices, values = arrays
         if int(indices[-1]) >= d or (indices[1:] <= indices[:-1]).any():
             raise ContentError(f"the indices are not ascending numbers below d = {d}: drop this update")
         check_finite_values(values)
 
     def work(self, d: int, slot: int = 0) -> int:
-        """See Codec."""
         return 32 * d + 256 * self.k
 
     def _bound(self, columns: Columns) -> float:
-        """See Codec."""
         return largest_of(columns[1])
 
     def evidence(self, updates: Sequence[Update]) -> Evidence:
@@ -62,11 +57,9 @@ class TopK(Codec):
         return known_coordinates(self, updates)
 
     def magnitude(self, update: Update) -> float:
-        """See Codec."""
         return length_of(update.arrays[1])
 
     def parameters(self) -> Parameters:
-        """See Codec."""
         return Parameters(size=self.k)
 
     @classmethod

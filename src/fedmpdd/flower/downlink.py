@@ -91,7 +91,6 @@ class Followers(Models):
         self._sent: dict[int, Parcel] = {}  # in this round
 
     def begin(self, number: int, server: Replica[Float32], expected: int) -> None:
-        """See Models."""
         current = model_hash(server.flat)
         if (number, current) != (self._round, self._follow.model):
             # The first round, or somebody changed the model between rounds: nobody has it.
@@ -107,7 +106,6 @@ class Followers(Models):
         self._sent = {}
 
     def parcel(self, node: int) -> Parcel:
-        """See Models."""
         # What a node misses from one time to the next. If that is more than a model, it need not follow.
         between = self._total - self._asked[node] if node in self._asked else self._expected
         self._asked[node] = self._total
@@ -127,7 +125,6 @@ class Followers(Models):
         return Parcel(rounds=message.pack(), follow=self._follow)
 
     def confirm(self, node: int) -> None:
-        """See Models."""
         parcel = self._sent.get(node, Parcel())
         if parcel.follow is not None:
             self._has[node] = self._round
@@ -135,7 +132,6 @@ class Followers(Models):
             del self._failures[node]
 
     def lost(self, node: int) -> None:
-        """See Models."""
         if self._sent.pop(node, None) is None:  # it was not asked, or says it twice
             return
         self._has.pop(node, None)
@@ -146,7 +142,6 @@ class Followers(Models):
             log(WARNING, "round %s: node %s cannot follow; it is sent the model from now on", self._round, node)
 
     def add(self, bundle: Bundle, factor: float, flat: Float32) -> None:
-        """See Models."""
         self._rounds.append(pack_round(bundle, factor))
         size = PER_BUNDLE + len(self._rounds[-1])
         self._kept += size

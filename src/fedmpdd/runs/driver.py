@@ -114,6 +114,7 @@ class MetricsFile(Callback):
         self.sync()
 
     def sync(self) -> None:
+        """Put what was written on the disk."""
         self._lines.flush()
         os.fsync(self._lines.fileno())
 

@@ -100,6 +100,8 @@ class Federation:
         self.memory = ErrorFeedback(self.codec) if config.codec.error_feedback else None
         self._uplink: Any = _uplink_of(config, self.codec, self.model.d, self.memory)
         self._server = replica_at(flat, config)
+        self._source = config.source
+        self._noisy = config.codec.protection() is not None or config.secure is not None
         self.journal_header = Header(
             self.model.d,
             (shape[0], shape[1], shape[2]),
@@ -210,15 +212,14 @@ class Federation:
     def _compute(self, plan: "_Plan") -> tuple[Tensor | NDArray[np.float64], Tensor]:
         """What the clients encode, and their losses: gradients, or scalars along directions where there are none."""
         codec: Any = self.codec.at_round(plan.round)
-        if self.config.source == "losses":
+        if self._source == "losses":
             return self._client_step.slopes(self.flat, plan.batches, codec, plan.keys[0])
-        if self.config.source == "forward":
+        if self._source == "forward":
             return self._client_step.derivatives(self.flat, plan.batches, codec, plan.keys)
         return self._client_step(self.flat, plan.batches)
 
     def _encode(self, computed: Tensor | NDArray[np.float64], plan: "_Plan") -> Any:
-        noisy = self.config.codec.protection() is not None or self.config.secure is not None
-        noise = sampling.noise_sources(self.config, plan.round, plan.present) if noisy else None
+        noise = sampling.noise_sources(self.config, plan.round, plan.present) if self._noisy else None
         if not isinstance(computed, Tensor):
             return self._uplink.encode_scalars(plan.round, computed, plan.keys, noise)
         rows = computed if computed.is_cuda else computed.numpy()

@@ -132,17 +132,17 @@ class SecureConfig(BaseModel):
             raise ConfigError(f"secure.{error}") from None
 
     def colluders(self, clients: int) -> int:
-        """See SecureRounds."""
+        """Return what SecureRounds says."""
         return self.build().colluders(clients)
 
     def honest_minimum(self, clients: int) -> int:
-        """See SecureRounds."""
+        """Return what SecureRounds says."""
         return self.build().honest_minimum(clients)
 
     def threshold(self, clients: int) -> int:
-        """See SecureRounds."""
+        """Return what SecureRounds says."""
         return self.build().threshold(clients)
 
     def noise_in_steps(self, clients: int) -> float:
-        """See SecureRounds."""
+        """Return what SecureRounds says."""
         return self.build().noise_in_steps(clients)

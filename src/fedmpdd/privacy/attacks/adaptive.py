@@ -54,13 +54,11 @@ class Adaptive(Attack):
     name: str = "adaptive"
 
     def matches(self, observations: Sequence[Observation]) -> list[Match]:
-        """See Attack."""
         return by_round(observations, match_sent)
 
     def run(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress | None = None
     ) -> Reconstruction:
-        """See Attack."""
         check_together(observations)
         told = list(observations) if self.joint else enumerate_labels(self, observations, seed)
         several = [o for o in told for _ in range(self.restarts)]

@@ -38,13 +38,11 @@ class DLG(Attack):
     name: str = "dlg"
 
     def matches(self, observations: Sequence[Observation]) -> list[Match]:
-        """See Attack."""
         return by_round(observations, lambda sights: SquaredDifference(match_decoded(sights)))
 
     def run(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress | None = None
     ) -> Reconstruction:
-        """See Attack."""
         check_together(observations)
         granted = granted_labels(observations) is not None
         ways = (True, False) if self.joint and granted else (self.joint,)

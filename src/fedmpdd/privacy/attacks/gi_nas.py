@@ -175,7 +175,6 @@ class GINAS(Attack):
             raise InputError("iterations, candidates, levels and restarts of gi-nas must be at least 1")
 
     def matches(self, observations: Sequence[Observation]) -> list[Match]:
-        """See Attack."""
         if self.matching == "sent":
             return by_round(observations, match_sent)
         return by_round(observations, lambda sights: Cosine(match_decoded(sights)))
@@ -183,7 +182,6 @@ class GINAS(Attack):
     def run(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress | None = None
     ) -> Reconstruction:
-        """See Attack."""
         check_together(observations)
         told = enumerate_labels(self, observations, seed)
         several = [o for o in told for _ in range(self.restarts)]

@@ -22,7 +22,6 @@ class IDLG(DLG):
     def run(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress | None = None
     ) -> Reconstruction:
-        """See Attack."""
         check_together(observations)
         if observations[0].batch != 1:
             raise InputError(f"iDLG reads one label, but batches have {observations[0].batch} examples; use dlg")

@@ -34,13 +34,11 @@ class InvertingGradients(Attack):
     name: str = "inverting-gradients"
 
     def matches(self, observations: Sequence[Observation]) -> list[Match]:
-        """See Attack."""
         return by_round(observations, lambda sights: Cosine(match_decoded(sights)))
 
     def run(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress | None = None
     ) -> Reconstruction:
-        """See Attack."""
         check_together(observations)
         told = enumerate_labels(self, observations, seed)
         several = [o for o in told for _ in range(self.restarts)]

@@ -78,7 +78,6 @@ class _CheckedMember(tarfile.TarInfo):
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        """See TarInfo."""
         member = super().frombuf(buf, encoding, errors)
         _check_size(member, MOST_MEMBER_BYTES if member.type in tarfile.REGULAR_TYPES else MOST_NAME_BYTES)
         return member
