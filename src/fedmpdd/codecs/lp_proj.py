@@ -111,11 +111,11 @@ _on_devices: dict[tuple[str, int, int], Array] = {}  # the last one: a matrix ca
 
 def _matrix_on(backend: Backend, size: int, d: int) -> Array:
     """The whole of P on a GPU, where there is room for it."""
-    place = (str(backend.device), size, d)
-    if place not in _on_devices:
+    name = (str(backend.device), size, d)
+    if name not in _on_devices:
         _on_devices.clear()
-        _on_devices[place] = backend.like(np.concatenate([rows for _, rows in matrix_rows(size, d)]))
-    return _on_devices[place]
+        _on_devices[name] = backend.like(np.concatenate([rows for _, rows in matrix_rows(size, d)]))
+    return _on_devices[name]
 
 
 def matrix_rows(size: int, d: int) -> Iterator[tuple[slice, Float32]]:

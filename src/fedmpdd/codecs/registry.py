@@ -75,14 +75,14 @@ def make_codec(name: str, parameters: dict[str, Any]) -> Codec:
 
 def _discover() -> None:
     """Register the codecs of all modules in this folder, in the order of their numbers."""
-    found = set()
+    classes = set()
     for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
         if module.name in ("device", "registry"):  # needs PyTorch; is this one
             continue
         for value in vars(importlib.import_module(f"fedmpdd.codecs.{module.name}")).values():
             if inspect.isclass(value) and issubclass(value, Codec) and value.code and not inspect.isabstract(value):
-                found.add(value)
-    for codec in sorted(found, key=lambda codec: codec.code):
+                classes.add(value)
+    for codec in sorted(classes, key=lambda codec: codec.code):
         register(codec)
 
 

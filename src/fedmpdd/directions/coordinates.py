@@ -39,13 +39,13 @@ def _first_coordinates(seed: int, d: int, count: int) -> NDArray[np.int64]:
     order = max(d, _SMALLEST_ORDER)
     size = hadamard_size(order)
     out = np.empty(count, dtype=np.int64)
-    found = slot = 0
-    while found < count:  # ends by itself: d ≥ count of all rows are below d
+    filled = slot = 0
+    while filled < count:  # ends by itself: d ≥ count of all rows are below d
         # As many as should do, and a few for bad luck.
-        rows = np.empty(min(size - slot, _PIECE, (count - found) * size // d + 16), dtype=np.uint64)
+        rows = np.empty(min(size - slot, _PIECE, (count - filled) * size // d + 16), dtype=np.uint64)
         _native.hadamard_rows(seed, order, slot, rows, backend().isa)
-        kept = rows[rows < d][: count - found]
-        out[found : found + kept.size] = kept
-        found += kept.size
+        kept = rows[rows < d][: count - filled]
+        out[filled : filled + kept.size] = kept
+        filled += kept.size
         slot += rows.size
     return out

@@ -70,9 +70,9 @@ def rounding_words(keys: DeviceKeys, m: int) -> Tensor:
     clients, blocks = len(keys.seeds), -(-m // 4)
     words = torch.empty((clients, blocks * 4), dtype=torch.int64, device=keys.seeds.device)
     for part in _parts(clients):
-        own = keys.part(part)
-        kernels.rounding_words_kernel[(-(-blocks // 128), len(own.seeds))](
-            words[part], own.seeds, own.slots, blocks, BLOCK=128, num_warps=4
+        part_keys = keys.part(part)
+        kernels.rounding_words_kernel[(-(-blocks // 128), len(part_keys.seeds))](
+            words[part], part_keys.seeds, part_keys.slots, blocks, BLOCK=128, num_warps=4
         )
     return words[:, :m]
 
@@ -161,8 +161,8 @@ def rademacher_decode(
     quads = -(-m // (4 * QUAD)) * 4
     # Tables are an eighth of what the kernel's 32-bit line numbers reach, and are made for some clients at a time.
     for part in _parts(clients, max(1, 2**24 // quads)):
-        own = keys.part(part)
-        count = len(own.seeds)
+        part_keys = keys.part(part)
+        count = len(part_keys.seeds)
         tables = torch.empty((count, quads, 16), dtype=torch.int32 if votes else torch.float32, device=out.device)
         kernels.coefficient_tables_kernel[(-(-quads // 32), count)](
             scalars[part], factors[part], tables, m, quads, VOTES=votes, QUADS=32, num_warps=1
@@ -170,7 +170,7 @@ def rademacher_decode(
         blocks = -(-n // TILE) * TILE_BLOCKS
         shape = _decode_shape(blocks)
         kernels.rademacher_decode_kernel[(-(-blocks // shape.blocks),)](
-            tables, factors[part], own.seeds, own.firsts, out, first_tile * TILE_BLOCKS, n, quads, count,
+            tables, factors[part], part_keys.seeds, part_keys.firsts, out, first_tile * TILE_BLOCKS, n, quads, count,
             VOTES=votes, BLOCKS=shape.blocks, QUADS=shape.quads, NIBBLES=shape.nibbles, WARPS=shape.warps,
             num_warps=shape.warps, enable_fp_fusion=False,
         )  # fmt: skip
@@ -224,9 +224,9 @@ def hadamard_encode(gradients: Tensor, keys: DeviceKeys, m: int) -> Tensor:
     matrix = _Matrix(*hadamard_order(d))
     scalars = torch.empty((clients, m), dtype=torch.float32, device=gradients.device)
     for part in _parts(clients, max(1, TRANSFORM_BYTES // (4 * matrix.size))):
-        own = keys.part(part)
-        buffer = torch.empty((len(own.seeds), matrix.size), dtype=torch.float32, device=gradients.device)
-        _encode_rows(gradients[part], buffer, own, matrix, m, scalars[part])
+        part_keys = keys.part(part)
+        buffer = torch.empty((len(part_keys.seeds), matrix.size), dtype=torch.float32, device=gradients.device)
+        _encode_rows(gradients[part], buffer, part_keys, matrix, m, scalars[part])
     return scalars
 
 
@@ -320,14 +320,14 @@ def stretches(updates: Sequence[tuple[int, int]], m: int, size: int) -> Iterator
     taken: dict[int, list[int]] = {}  # first directions of the stretch so far, sorted
     for update, (group, first) in enumerate(updates):
         others = taken.setdefault(group, [])
-        place = bisect_left(others, first)
-        neighbours = (others[place - 1], others[place % len(others)]) if others else ()
+        position = bisect_left(others, first)
+        neighbours = (others[position - 1], others[position % len(others)]) if others else ()
         meets = any((first - other) % size < m or (other - first) % size < m for other in neighbours)
         if meets or update - start == MAX_GRID:
             yield start, update
-            start, place = update, 0
+            start, position = update, 0
             taken = {group: []}
-        taken[group].insert(place, first)
+        taken[group].insert(position, first)
     yield start, len(updates)
 
 

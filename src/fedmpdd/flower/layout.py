@@ -69,13 +69,13 @@ class Layout:
 
     def flatten(self, arrays: ArrayRecord) -> Float32:
         """Return the arrays of this layout as one vector."""
-        found = {name: tuple(array.shape) for name, array in arrays.items()}
+        shapes = {name: tuple(array.shape) for name, array in arrays.items()}
         expected = dict(zip(self.names, self.shapes, strict=True))
-        if found != expected:
-            different = sorted(name for name in found | expected if found.get(name) != expected.get(name))
+        if shapes != expected:
+            different = sorted(name for name in shapes | expected if shapes.get(name) != expected.get(name))
             name = different[0]
             raise InputError(
-                f"array {name!r} has shape {found.get(name, 'none')}, expected {expected.get(name, 'none')}: return "
+                f"array {name!r} has shape {shapes.get(name, 'none')}, expected {expected.get(name, 'none')}: return "
                 "arrays of the names and shapes that came"
             )
         return np.concatenate([arrays[name].numpy().astype(np.float32).reshape(-1) for name in self.names])

@@ -44,16 +44,16 @@ class Meter:
         """Per client: bytes up and down, and what they were for."""
         result: dict[str, dict[str, Any]] = {}
         for client in sorted({request.client for request in self.requests}):
-            own = [request for request in self.requests if request.client == client]
-            replies = [request for request in own if request.name in REPLIES]
-            answers = sum(request.name == "push-messages" for request in own)
+            of_client = [request for request in self.requests if request.client == client]
+            replies = [request for request in of_client if request.name in REPLIES]
+            answers = sum(request.name == "push-messages" for request in of_client)
             result[client] = {
                 "replies": answers,
-                "up": sum(request.up for request in own),
-                "down": sum(request.down for request in own),
+                "up": sum(request.up for request in of_client),
+                "down": sum(request.down for request in of_client),
                 "up_replies": sum(request.up for request in replies),
                 "up_replies_headers": sum(request.up - request.up_body for request in replies),
-                "up_polls": sum(request.up for request in own if request.name in POLLS),
+                "up_polls": sum(request.up for request in of_client if request.name in POLLS),
                 "up_per_reply": sum(request.up for request in replies) / answers if answers else None,
             }
         return result
@@ -68,11 +68,11 @@ class Meter:
                     number += 1
                     result.append({"client": client, "reply": number, "requests": 0, "up": 0, "body": 0, "framing": 0})
                 if request.name in REPLIES and number:
-                    own = result[-1]
-                    own["requests"] += 1
-                    own["up"] += request.up
-                    own["body"] += request.up_body
-                    own["framing"] += request.up - request.up_body
+                    row = result[-1]
+                    row["requests"] += 1
+                    row["up"] += request.up
+                    row["body"] += request.up_body
+                    row["framing"] += request.up - request.up_body
         return result
 
     def messages(self) -> list[dict[str, Any]]:

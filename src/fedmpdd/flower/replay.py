@@ -110,9 +110,9 @@ def _missed(message: CatchUp[Any], number: int, wanted: int) -> tuple[bytes, ...
 
 
 def _check(flat: Float32, order: Order, follow: Follow, how: str) -> None:
-    if (found := model_hash(flat)) != follow.model:
+    if (current := model_hash(flat)) != follow.model:
         raise InputError(
-            f"the model of round {order.round} that {how} has hash {found}, the server's has {follow.model}; a model "
+            f"the model of round {order.round} that {how} has hash {current}, the server's has {follow.model}; a model "
             "is needed"
         )
 

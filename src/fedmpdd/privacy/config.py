@@ -44,8 +44,8 @@ class Audit(BaseModel):
 
     def codec_texts(self) -> list[str]:
         """The codecs to attack, as texts; FedSGD, the control, comes first."""
-        own = self.audit.codecs or (_text_of(self.config),)
-        return ["fedsgd", *(text for text in own if text != "fedsgd")]
+        texts = self.audit.codecs or (_text_of(self.config),)
+        return ["fedsgd", *(text for text in texts if text != "fedsgd")]
 
     def by_model(self) -> "list[Audit]":
         """One audit per model."""
@@ -69,15 +69,15 @@ class Audit(BaseModel):
 def load_audit(source: str, overrides: list[str], *, codecs: str | None = None, run: Path | None = None) -> Audit:
     """Read a config by shipped name or path; overrides of the audit begin with `audit.`."""
     values = apply_overrides(read_table(source), overrides)
-    own = values.pop("audit", {})
-    if not isinstance(own, dict):
-        raise ConfigError(f"audit = {own!r:.60}: expected a table of keys, like audit.images=4")
+    table = values.pop("audit", {})
+    if not isinstance(table, dict):
+        raise ConfigError(f"audit = {table!r:.60}: expected a table of keys, like audit.images=4")
     if codecs is not None:
-        own["codecs"] = [text.strip() for text in codecs.split(",") if text.strip()]
+        table["codecs"] = [text.strip() for text in codecs.split(",") if text.strip()]
     if run is not None:
-        own["run"] = str(run)
+        table["run"] = str(run)
     try:
-        chosen = AuditConfig.model_validate(own)
+        chosen = AuditConfig.model_validate(table)
     except ValidationError as error:
         problem = error.errors()[0]
         where = ".".join(str(part) for part in problem["loc"])

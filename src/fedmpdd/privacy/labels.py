@@ -25,4 +25,4 @@ def enumerate_labels(attack: Any, observations: Sequence[Observation], seed: int
     tried = [replace(o, labels=torch.tensor([label])) for o in observations for label in classes]
     short = replace(attack, iterations=max(10, attack.iterations // SHARE), restarts=1)
     losses = short.run(tried, seed=seed).losses.reshape(len(observations), len(classes))
-    return [replace(o, labels=torch.tensor([int(own.argmin())])) for o, own in zip(observations, losses, strict=True)]
+    return [replace(o, labels=torch.tensor([int(row.argmin())])) for o, row in zip(observations, losses, strict=True)]

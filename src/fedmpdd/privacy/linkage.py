@@ -36,11 +36,11 @@ def linkage(
     if observations[0].batch != 1:
         return None
     rng = np.random.default_rng(seed)
-    found = 0
+    linked = 0
     for observation, image, label in zip(observations, images[:, 0], labels[:, 0], strict=True):
         same = np.flatnonzero(other_labels == label)
         # The truth must not be among its own decoys.
         same = same[(others[same] != image).any(axis=(1, 2, 3))]
         decoys = others[rng.choice(same, min(candidates - 1, len(same)), replace=False)]
-        found += rank_of_truth(observation, np.concatenate([image[np.newaxis], decoys]), int(label)) == 0
-    return found / len(observations)
+        linked += rank_of_truth(observation, np.concatenate([image[np.newaxis], decoys]), int(label)) == 0
+    return linked / len(observations)

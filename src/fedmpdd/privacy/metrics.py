@@ -46,9 +46,9 @@ def psnr(one: Image, other: Image) -> float:
     return math.inf if error == 0 else -10 * math.log10(error)
 
 
-def best_order(found: NDArray[np.float32], truth: NDArray[np.float32]) -> list[int]:
+def best_order(images: NDArray[np.float32], truth: NDArray[np.float32]) -> list[int]:
     """Which found image belongs to which true one, [batch, …] each: a batch has no order of its own."""
     from scipy.optimize import linear_sum_assignment  # scikit-image brings it
 
-    cost = ((found[np.newaxis] - truth[:, np.newaxis]) ** 2).reshape(len(truth), len(found), -1).mean(axis=2)
+    cost = ((images[np.newaxis] - truth[:, np.newaxis]) ** 2).reshape(len(truth), len(images), -1).mean(axis=2)
     return [int(column) for column in linear_sum_assignment(cost)[1]]

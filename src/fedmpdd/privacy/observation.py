@@ -40,8 +40,8 @@ class Victim:
         Differentiable in images and labels.
         """
 
-        def loss(parameters: Tensor, inputs: Tensor, own: Tensor) -> Tensor:
-            return -(own * torch.log_softmax(self.model(parameters, inputs), dim=1)).sum(dim=1).mean()
+        def loss(parameters: Tensor, inputs: Tensor, probabilities: Tensor) -> Tensor:
+            return -(probabilities * torch.log_softmax(self.model(parameters, inputs), dim=1)).sum(dim=1).mean()
 
         gradients: Tensor = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(
             flat, self.inputs(images), labels
@@ -105,15 +105,15 @@ def observe(
 
     protection clips and adds noise, from these generators, one per model, or from the operating system.
     """
-    own = torch.from_numpy(labels)
+    targets = torch.from_numpy(labels)
     session = Session(codec, len(flats[0]), sends_seed=False)
     sights = []
     for i, (flat, key) in enumerate(zip(flats, keys, strict=True)):
-        gradient = victim.gradients(flat, torch.from_numpy(images)[None], one_hot(own, victim.classes)[None])
+        gradient = victim.gradients(flat, torch.from_numpy(images)[None], one_hot(targets, victim.classes)[None])
         rows = gradient.detach().numpy()
         if protection is None:
             update = codec.encode(rows, [key])[0]
         else:
             (update,) = protection.encode(rows, [key], None if noise is None else [noise[i]]).updates()
         sights.append(Sight(flat, session.pack(update), codec, key, protection))
-    return Observation(victim, tuple(sights), len(labels), own if grant_labels else None)
+    return Observation(victim, tuple(sights), len(labels), targets if grant_labels else None)

@@ -27,15 +27,15 @@ class PublicImages:
 
     def class_mean(self, label: int) -> NDArray[np.float32]:
         """The mean image of a class; of all images where the class has none."""
-        own = self.images[self.labels == label]
-        return np.asarray(own.mean(axis=0)) if len(own) else self.mean()
+        of_class = self.images[self.labels == label]
+        return np.asarray(of_class.mean(axis=0)) if len(of_class) else self.mean()
 
     def class_components(self, label: int, count: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Mean [n] of a class and its first principal components [count, n], each as long as its deviation."""
-        own = self.images[self.labels == label].reshape(-1, self.images[0].size)
-        mean = own.mean(axis=0)
-        _, deviations, components = np.linalg.svd(own - mean, full_matrices=False)
-        lengths = deviations[:count] / np.sqrt(max(1, len(own) - 1))
-        scaled = np.zeros((count, own.shape[1]), dtype=np.float32)  # a class of few images has few components
+        of_class = self.images[self.labels == label].reshape(-1, self.images[0].size)
+        mean = of_class.mean(axis=0)
+        _, deviations, components = np.linalg.svd(of_class - mean, full_matrices=False)
+        lengths = deviations[:count] / np.sqrt(max(1, len(of_class) - 1))
+        scaled = np.zeros((count, of_class.shape[1]), dtype=np.float32)  # a class of few images has few components
         scaled[: len(lengths)] = components[:count] * lengths[:, np.newaxis]
         return mean, scaled

@@ -48,14 +48,14 @@ def strongest(verdicts: Sequence[str], stuck: Sequence[bool]) -> str:
     Nothing only if some attack was conclusive and none was stuck: where the truth fits better than what an attack
     found, a weaker attack that has come to its end says nothing about a better one.
     """
-    for found in (RECONSTRUCTED, PARTLY):
-        if found in verdicts:
-            return found
-    is_open = any(found == INCONCLUSIVE and own for found, own in zip(verdicts, stuck, strict=True))
+    for word in (RECONSTRUCTED, PARTLY):
+        if word in verdicts:
+            return word
+    is_open = any(word == INCONCLUSIVE and is_stuck for word, is_stuck in zip(verdicts, stuck, strict=True))
     return NOTHING if NOTHING in verdicts and not is_open else INCONCLUSIVE
 
 
-def sentence(codec: str, attack: str, found: str, ssim: float, class_mean: float, control: float) -> str:
+def sentence(codec: str, attack: str, word: str, ssim: float, class_mean: float, control: float) -> str:
     """A verdict in words."""
     numbers = f"SSIM {ssim:.2f}; class mean {class_mean:.2f}; the same attack on the whole gradient {control:.2f}"
     words = {
@@ -64,4 +64,4 @@ def sentence(codec: str, attack: str, found: str, ssim: float, class_mean: float
         NOTHING: "recovers nothing beyond the class mean; this is no guarantee against a better attack",
         INCONCLUSIVE: "is inconclusive: it failed where nothing was hidden, or was stuck",
     }
-    return f"{codec}: {attack} {words[found]} ({numbers})."
+    return f"{codec}: {attack} {words[word]} ({numbers})."

@@ -69,7 +69,7 @@ def read_checkpoint(path: Path, d: int, remedy: str, unsealed_notes: Collection[
     """
     try:
         with safe_open(path, framework="numpy") as file:
-            found = file.metadata() or {}
+            metadata = file.metadata() or {}
             names = list(file.keys())
             _check_lengths(path, file, names, d, remedy)
             vectors = {name: file.get_tensor(name) for name in names}
@@ -77,12 +77,12 @@ def read_checkpoint(path: Path, d: int, remedy: str, unsealed_notes: Collection[
         if isinstance(error, RunError):
             raise
         raise RunError(f"{path} is damaged and cannot be read: {error}; {remedy}") from None
-    notes = {name: text for name, text in found.items() if name != SEAL}
-    _check_seal(path, vectors, notes, found.get(SEAL), remedy, unsealed_notes)
+    notes = {name: text for name, text in metadata.items() if name != SEAL}
+    _check_seal(path, vectors, notes, metadata.get(SEAL), remedy, unsealed_notes)
     for name, vector in vectors.items():
         if not np.isfinite(vector).all():
             raise RunError(f"{path} is damaged: {name} holds NaN or infinity; {remedy}")
-    return Checkpoint(vectors, notes, SEAL in found)
+    return Checkpoint(vectors, notes, SEAL in metadata)
 
 
 def read_count(path: Path, notes: Mapping[str, str], name: str, most: int, remedy: str) -> int:

@@ -22,11 +22,11 @@ def directions(codec: ScalarCodec, key: Key, begin: int, end: int, d: int) -> Te
     rows = torch.zeros(end - begin, d)
     for row, j in zip(rows.numpy(), range(begin, end), strict=True):
         # One scalar, 1, decodes to its direction, without rounding; it is number slot·m + j of updates of one scalar.
-        own = Key(key.seed, key.slot * codec.count + j)
+        one_key = Key(key.seed, key.slot * codec.count + j)
         if isinstance(family, Rademacher):
-            family.decode_slice(one, factor, [own], row, 0)
+            family.decode_slice(one, factor, [one_key], row, 0)
         else:
-            row[:] = family.decode(one, factor, [own], d)
+            row[:] = family.decode(one, factor, [one_key], d)
     return rows
 
 

@@ -187,8 +187,8 @@ class JournalReader:
         bundle, digest, text, checksum = (
             self._file.read(length) for length in (bundle_length, _HASH, note_length, _CHECKSUM.size)
         )
-        found = functools.reduce(lambda crc, part: zlib.crc32(part, crc), (head, bundle, digest, text), 0)
-        if checksum != _CHECKSUM.pack(found):
+        computed = functools.reduce(lambda crc, part: zlib.crc32(part, crc), (head, bundle, digest, text), 0)
+        if checksum != _CHECKSUM.pack(computed):
             return None
         return Record(number, bundle, digest.hex(), self._parse_note(text, expected))
 

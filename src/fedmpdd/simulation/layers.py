@@ -58,7 +58,7 @@ class LayerGradients:
             else:
                 (follows[-1][2] if follows else before).append(child)
         self._before = nn.Sequential(*before)
-        self._layers = [_Layer(name, layer, _after(layer, own, fused=fused)) for name, layer, own in follows]
+        self._layers = [_Layer(name, layer, _after(layer, modules, fused=fused)) for name, layer, modules in follows]
 
     def __call__(self, flat: Tensor, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return gradients [clients, d] and losses [clients]."""
@@ -86,15 +86,15 @@ class LayerGradients:
         slopes = torch.autograd.grad(losses.sum(), left)
 
         gradients = torch.empty((clients, flat.numel()), device=flat.device)
-        own = dict(zip(self._model.names, self._split(gradients), strict=True))
+        parts = dict(zip(self._model.names, self._split(gradients), strict=True))
         for (name, layer, _), values, slope in zip(self._layers, entered, slopes, strict=True):
             if isinstance(layer, nn.Conv2d):
-                _convolution(own[f"{name}.weight"], layer, values, slope, fused=self._fused)
+                _convolution(parts[f"{name}.weight"], layer, values, slope, fused=self._fused)
             else:
                 by_client = slope.view(clients, batch, -1).transpose(1, 2)
-                own[f"{name}.weight"].copy_((by_client @ values.view(clients, batch, -1)).flatten(1))
+                parts[f"{name}.weight"].copy_((by_client @ values.view(clients, batch, -1)).flatten(1))
             if layer.bias is not None:
-                own[f"{name}.bias"].copy_(_per_client(slope, clients).sum(dim=1))
+                parts[f"{name}.bias"].copy_(_per_client(slope, clients).sum(dim=1))
         return gradients, losses.detach()
 
     def _split(self, gradients: Tensor) -> Iterable[Tensor]:
@@ -180,11 +180,11 @@ def _by_shifts(out: Tensor, layer: nn.Conv2d, values: Tensor, slope: Tensor) -> 
     rows = values.permute(0, 2, 3, 1).reshape(clients, -1, channels)
     outside = (0, width - slope.shape[3], 0, height - slope.shape[2])
     slopes = _per_client(functional.pad(slope, outside), clients).transpose(1, 2)
-    own = out.view(clients, -1, channels, high, wide)
+    kernels = out.view(clients, -1, channels, high, wide)
     for i in range(high):
         for j in range(wide):
             shift = i * width + j
-            own[..., i, j].copy_(slopes[..., : rows.shape[1] - shift] @ rows[:, shift:])
+            kernels[..., i, j].copy_(slopes[..., : rows.shape[1] - shift] @ rows[:, shift:])
 
 
 def _by_patches(out: Tensor, layer: nn.Conv2d, values: Tensor, slope: Tensor, *, fused: bool) -> None:

@@ -142,11 +142,11 @@ class Replayed:
         }
 
 
-def write_model(path: Path, found: Replayed) -> None:
+def write_model(path: Path, replayed: Replayed) -> None:
     """Write a model to a .safetensors file, its parameters one flat vector as in checkpoints."""
-    metadata = {"next_round": str(found.rounds)}
+    metadata = {"next_round": str(replayed.rounds)}
     try:
-        save_file({"model": found.flat.cpu().contiguous()}, path, metadata=metadata)
+        save_file({"model": replayed.flat.cpu().contiguous()}, path, metadata=metadata)
     except SafetensorError as error:
         raise RunError(f"--model {path} cannot be written: {error}; choose another place") from None
 

@@ -61,7 +61,7 @@ def plans(
         raise ConfigError(f"d = {d}, clients per round = {n}: both must be at least 1")
     if error is not None and not error >= 0:
         raise ConfigError(f"--error {error} is not an error: expected a number of at least 0")
-    found = []
+    rows = []
     for family in ("rademacher", "hadamard"):
         for bits in (32, 16, 8, 4, 1):
             most = min(MAX_M, d if family == "hadamard" else 64 * d)
@@ -75,9 +75,9 @@ def plans(
                 if smallest is not None:
                     options.append(_plan(d, n, MPDD(smallest, bits=bits, family=family), alignment))
             if options:
-                found.append(min(options, key=lambda p: (p.error, p.m) if error is None else (p.m, p.error)))
+                rows.append(min(options, key=lambda p: (p.error, p.m) if error is None else (p.m, p.error)))
     by_error = error is None
-    return sorted(found, key=lambda p: (p.error, p.frame_bytes) if by_error else (p.frame_bytes, p.error))
+    return sorted(rows, key=lambda p: (p.error, p.frame_bytes) if by_error else (p.frame_bytes, p.error))
 
 
 def _largest_m(family: str, bits: int, budget: int) -> int:

@@ -84,8 +84,8 @@ def unpack_catch_up(
         raise VersionError(f"the message has version {version}, this package reads {VERSION}; use one release")
     if kind & ~_WITH_HEADER not in (_BUNDLES, _MODEL) or zero != 0:
         raise ContentError(f"the message is of kind {kind}, which this package never writes")
-    body, (found,) = view[: -_LENGTH.size], _LENGTH.unpack_from(view, len(view) - _LENGTH.size)
-    if found != zlib.crc32(body):
+    body, (checksum,) = view[: -_LENGTH.size], _LENGTH.unpack_from(view, len(view) - _LENGTH.size)
+    if checksum != zlib.crc32(body):
         raise ChecksumError("the checksum does not fit: the message was damaged; ask for it again")
     at, header = _HEAD.size, None
     if kind & _WITH_HEADER:

@@ -102,10 +102,10 @@ def _check_length(length: int, overhead: int, sections: tuple[Section, ...]) -> 
         raise FrameLengthError(f"the frame has {length} bytes where its header makes it {expected}; ask for it again")
 
 
-def _check_sum(found: int, expected: int) -> None:
-    if found != expected:
+def _check_sum(checksum: int, expected: int) -> None:
+    if checksum != expected:
         raise ChecksumError(
-            f"the checksum is {found:08x} where the content makes it {expected:08x}: the frame was damaged, or made "
+            f"the checksum is {checksum:08x} where the content makes it {expected:08x}: the frame was damaged, or made "
             "for another key; ask for it again"
         )
 
@@ -196,8 +196,8 @@ def _read_body(view: memoryview, header: _Header, limits: Limits) -> Update:
     _check_limits(codec, d, key.slot, limits)
     sections = codec.sections(d)
     _check_length(len(view), _SMALLEST_FRAME, sections)
-    (found,) = _CHECKSUM.unpack_from(view, len(view) - _CHECKSUM.size)
-    _check_sum(found, _checksum(view[: -_CHECKSUM.size]))
+    (checksum,) = _CHECKSUM.unpack_from(view, len(view) - _CHECKSUM.size)
+    _check_sum(checksum, _checksum(view[: -_CHECKSUM.size]))
     arrays = read_arrays(view[_HEADER.size : -_CHECKSUM.size], sections)
     if not codec.needs_key and key != NO_KEY:
         raise ContentError(f"{codec} needs no key, but the frame carries {key}; expected zeros: drop this update")
@@ -289,8 +289,8 @@ class Session:
             key = check_key(key)
             self.codec.check(self.d, key.slot)
         payload = view[start : -_CHECKSUM.size]
-        (found,) = _CHECKSUM.unpack_from(view, len(view) - _CHECKSUM.size)
-        _check_sum(found, _checksum(_header(self.codec, self.d, key), payload))
+        (checksum,) = _CHECKSUM.unpack_from(view, len(view) - _CHECKSUM.size)
+        _check_sum(checksum, _checksum(_header(self.codec, self.d, key), payload))
         arrays = read_arrays(payload, self._sections)
         self.codec.check_content(arrays, self.d)
         return Update(self.codec, self.d, key, arrays)

@@ -25,9 +25,9 @@ class Setting(NamedTuple):
     public: PublicImages
     effort: float  # multiplies iterations
 
-    def iterations(self, usual: int) -> int:
+    def iterations(self, standard: int) -> int:
         """So many iterations, at least ten."""
-        return max(10, round(usual * self.effort))
+        return max(10, round(standard * self.effort))
 
     @property
     def smooth(self) -> bool:
@@ -43,9 +43,9 @@ def _dlg(setting: Setting) -> Attack:
 
 
 def _idlg(setting: Setting) -> Attack:
-    usual = _dlg(setting)
-    assert isinstance(usual, DLG)
-    return IDLG(iterations=usual.iterations, optimiser=usual.optimiser, restarts=usual.restarts)
+    dlg = _dlg(setting)
+    assert isinstance(dlg, DLG)
+    return IDLG(iterations=dlg.iterations, optimiser=dlg.optimiser, restarts=dlg.restarts)
 
 
 def _inverting_gradients(setting: Setting) -> Attack:

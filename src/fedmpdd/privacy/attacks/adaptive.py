@@ -60,8 +60,8 @@ class Adaptive(Attack):
         self, observations: Sequence[Observation], *, seed: int, progress: Progress | None = None
     ) -> Reconstruction:
         check_together(observations)
-        told = list(observations) if self.joint else enumerate_labels(self, observations, seed)
-        several = [o for o in told for _ in range(self.restarts)]
+        labelled = list(observations) if self.joint else enumerate_labels(self, observations, seed)
+        several = [o for o in labelled for _ in range(self.restarts)]
         return keep_best(self._run(several, seed, progress), self.restarts)
 
     def _run(self, observations: Sequence[Observation], seed: int, progress: Progress | None) -> Reconstruction:
@@ -137,9 +137,9 @@ class Adaptive(Attack):
     ) -> tuple[Callable[[Tensor], Tensor], Tensor]:
         if self.public is None or known is None:
             raise InputError('prior = "components" needs public images and labels that are granted or enumerated')
-        own = [[self.public.class_components(label, self.components) for label in labels] for labels in known.tolist()]
-        mean = torch.from_numpy(np.stack([[m for m, _ in row] for row in own]))  # [problems, batch, n]
-        basis = torch.from_numpy(np.stack([[b for _, b in row] for row in own]))  # [problems, batch, components, n]
+        spaces = [[self.public.class_components(label, self.components) for label in row] for row in known.tolist()]
+        mean = torch.from_numpy(np.stack([[m for m, _ in row] for row in spaces]))  # [problems, batch, n]
+        basis = torch.from_numpy(np.stack([[b for _, b in row] for row in spaces]))  # [problems, batch, components, n]
         problems, batch, count, _ = basis.shape
 
         def pixels_of(x: Tensor) -> Tensor:

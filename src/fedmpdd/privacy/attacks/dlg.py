@@ -82,14 +82,15 @@ class DLG(Attack):
         return Reconstruction(history[-1].images, labels, state.losses.double().numpy(), history)
 
 
-def keep_best(found: Reconstruction, restarts: int) -> Reconstruction:
+def keep_best(reconstruction: Reconstruction, restarts: int) -> Reconstruction:
     """Of every `restarts` neighbouring problems the one with the lowest loss at the end."""
-    problems = len(found.losses) // restarts
-    best = [p * restarts + int(found.losses[p * restarts : (p + 1) * restarts].argmin()) for p in range(problems)]
+    problems = len(reconstruction.losses) // restarts
+    losses = reconstruction.losses.reshape(problems, restarts)
+    best = [p * restarts + int(row.argmin()) for p, row in enumerate(losses)]
     return replace(
-        found,
-        images=found.images[best],
-        labels=found.labels[best],
-        losses=found.losses[best],
-        history=tuple(s._replace(images=s.images[best], losses=s.losses[best]) for s in found.history),
+        reconstruction,
+        images=reconstruction.images[best],
+        labels=reconstruction.labels[best],
+        losses=reconstruction.losses[best],
+        history=tuple(s._replace(images=s.images[best], losses=s.losses[best]) for s in reconstruction.history),
     )

@@ -183,9 +183,9 @@ class GINAS(Attack):
         self, observations: Sequence[Observation], *, seed: int, progress: Progress | None = None
     ) -> Reconstruction:
         check_together(observations)
-        told = enumerate_labels(self, observations, seed)
-        several = [o for o in told for _ in range(self.restarts)]
-        found = []
+        labelled = enumerate_labels(self, observations, seed)
+        several = [o for o in labelled for _ in range(self.restarts)]
+        reconstructions = []
         # One after the other: generators of different architectures cannot be stacked.
         for done, observation in enumerate(several):
 
@@ -193,8 +193,8 @@ class GINAS(Attack):
                 if progress is not None:
                     progress((done + share) / len(several))
 
-            found.append(self._run_one(observation, [seed, done], report))
-        return keep_best(_side_by_side(found), self.restarts)
+            reconstructions.append(self._run_one(observation, [seed, done], report))
+        return keep_best(_side_by_side(reconstructions), self.restarts)
 
     def search(self, observation: Observation, random: np.random.Generator) -> Iterator[Candidate]:
         """Draw architectures and weights, and look at the first image of each; labels must be known."""
@@ -244,14 +244,14 @@ def _flatten(module: nn.Module) -> tuple[FlatModel, Tensor]:
     return FlatModel(module.requires_grad_(False), names, tuple(value.shape for value in values)), flat
 
 
-def _side_by_side(found: Sequence[Reconstruction]) -> Reconstruction:
+def _side_by_side(reconstructions: Sequence[Reconstruction]) -> Reconstruction:
     def together(snapshots: tuple[Snapshot, ...]) -> Snapshot:
         images = np.concatenate([snapshot.images for snapshot in snapshots])
         return Snapshot(snapshots[0].iteration, images, np.concatenate([snapshot.losses for snapshot in snapshots]))
 
     return Reconstruction(
-        np.concatenate([one.images for one in found]),
-        np.concatenate([one.labels for one in found]),
-        np.concatenate([one.losses for one in found]),
-        tuple(map(together, zip(*(one.history for one in found), strict=True))),
+        np.concatenate([one.images for one in reconstructions]),
+        np.concatenate([one.labels for one in reconstructions]),
+        np.concatenate([one.losses for one in reconstructions]),
+        tuple(map(together, zip(*(one.history for one in reconstructions), strict=True))),
     )

@@ -25,8 +25,8 @@ class IDLG(DLG):
         check_together(observations)
         if observations[0].batch != 1:
             raise InputError(f"iDLG reads one label, but batches have {observations[0].batch} examples; use dlg")
-        told = [replace(o, labels=read_label(o)) for o in observations]
-        return super().run(told, seed=seed, progress=progress)
+        labelled = [replace(o, labels=read_label(o)) for o in observations]
+        return super().run(labelled, seed=seed, progress=progress)
 
 
 def read_label(observation: Observation) -> Tensor:

@@ -40,8 +40,8 @@ class InvertingGradients(Attack):
         self, observations: Sequence[Observation], *, seed: int, progress: Progress | None = None
     ) -> Reconstruction:
         check_together(observations)
-        told = enumerate_labels(self, observations, seed)
-        several = [o for o in told for _ in range(self.restarts)]
+        labelled = enumerate_labels(self, observations, seed)
+        several = [o for o in labelled for _ in range(self.restarts)]
         return keep_best(self._run(several, seed, progress), self.restarts)
 
     def _run(self, observations: Sequence[Observation], seed: int, progress: Progress | None) -> Reconstruction:

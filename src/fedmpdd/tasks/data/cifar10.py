@@ -101,10 +101,10 @@ def _read(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 def find(folder: Path) -> list[Path]:
     """Return the batches that are there, all from one folder."""
     best: list[Path] = []
-    for place in FOLDERS:
+    for subfolder in FOLDERS:
         for suffix in (".npz", ""):
-            found = [path for name in BATCHES if (path := folder / place / (name + suffix)).is_file()]
-            best = max(best, found, key=len)
+            batches = [path for name in BATCHES if (path := folder / subfolder / (name + suffix)).is_file()]
+            best = max(best, batches, key=len)
     return best
 
 

@@ -42,7 +42,7 @@ def fetch(source: Source, folder: Path, progress: Callable[[str, int, int | None
 
 def _download(file: RemoteFile, path: Path, progress: Callable[[str, int, int | None], None] | None) -> None:
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, suffix=".part", delete=False) as partial:
-        place = Path(partial.name)
+        unfinished = Path(partial.name)
         try:
             with urllib.request.urlopen(file.url, timeout=TIMEOUT_S) as answer:
                 length = answer.headers.get("Content-Length") or ""
@@ -58,19 +58,19 @@ def _download(file: RemoteFile, path: Path, progress: Callable[[str, int, int | 
                     if progress is not None:
                         progress(path.name, done, total)
             partial.close()
-            digest = sha256_of(place)
+            digest = sha256_of(unfinished)
             if digest != file.sha256:
                 raise DataError(
                     f"{file.url} has SHA-256 {digest}, expected {file.sha256}: "
                     "it was changed or cut off; try again later"
                 )
-            place.replace(path)
+            unfinished.replace(path)
         except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
             raise DataError(
                 f"{file.url} cannot be fetched: {error}; get the file elsewhere and put it at {path}"
             ) from None
         finally:
-            place.unlink(missing_ok=True)
+            unfinished.unlink(missing_ok=True)
 
 
 class _CheckedMember(tarfile.TarInfo):

@@ -43,8 +43,8 @@ class PickledArray:
         """Return the array, or raise ValueError unless it has this shape and one of these types, in C's order."""
         if len(self.description) != 5:
             raise ValueError("an array has no description that NumPy would write")
-        _, found, dtype, fortran, data = self.description
-        if found != shape or fortran not in (False, 0) or not isinstance(data, bytes):
+        _, shape_here, dtype, fortran, data = self.description
+        if shape_here != shape or fortran not in (False, 0) or not isinstance(data, bytes):
             raise ValueError(f"an array has another shape than {list(shape)}, or another order")
         name = dtype.name if isinstance(dtype, _PickledType) else ""
         if name not in dtypes or len(data) != np.dtype(name).itemsize * int(np.prod(shape)):
