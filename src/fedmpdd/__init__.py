@@ -5,7 +5,7 @@ from fedmpdd.directions import Key, derive_seed, partitioned_keys
 from fedmpdd.errors import FedmpddError, InputError, WireError
 from fedmpdd.wire.frames import Limits, Session, pack, unpack
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 __all__ = [
     "CODECS",

@@ -114,11 +114,11 @@ class Batch:
 
     @classmethod
     def joined(cls, parts: "Sequence[Batch]") -> "Batch":
-        """Return the updates of several batches of one codec as one."""
+        """Return the updates of several batches, made by encode_batch with one codec, as one."""
         if len(parts) == 1:
             return parts[0]
-        sections = zip(*(part.columns for part in parts), strict=True)
-        columns = tuple(tuple(row for rows in section for row in rows) for section in sections)
+        xp = backend_of(parts[0].columns[0]).xp
+        columns = tuple(xp.concatenate(section) for section in zip(*(part.columns for part in parts), strict=True))
         keys, is_finite = tuple(key for part in parts for key in part.keys), all(part.is_finite for part in parts)
         return cls(parts[0].codec, parts[0].d, keys, columns, is_finite)
 

@@ -25,7 +25,7 @@ IMAGES, TEXTS = 500, 50  # that are evaluated at a time: a text has a label per 
 GPU_SHARE = 8  # on a GPU: an eighth of its memory, by the same estimate, which is low for wide networks
 
 
-GROUP_BYTES = 256 * 2**20  # gradients that wait at a time for being encoded
+GROUP_BYTES = 128 * 2**20  # gradients that wait at a time for being encoded
 
 
 class _Chunk(NamedTuple):
