@@ -1,6 +1,7 @@
 """The strategy and the mod together, over a Grid in this process."""
 
 import logging
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -157,15 +158,47 @@ def test_seeds_come_from_the_operating_system(monkeypatch: pytest.MonkeyPatch) -
 def test_auto_chooses_as_many_directions_as_the_error_allows(lines: list[str]) -> None:
     result = run(FedMPDD(fraction_evaluate=0.0), 30)
     assert any("m=24" in line for line in lines)  # π/2 · 60 / 4
-    assert any("relative error of the round's mean" in line for line in lines)
+    assert any("round 1: relative error" in line and "the server takes 1 of the step" in line for line in lines)
     assert np.linalg.norm(flat_of(result.arrays) - TARGET - 0.015) < 0.3 * np.linalg.norm(TARGET)
 
 
+@pytest.fixture
+def seeds_of_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes draw their seeds from a generator, so that nothing here is left to chance."""
+    monkeypatch.setattr("fedmpdd.flower.mod.secrets.randbits", random.Random(1).getrandbits)
+
+
+@pytest.mark.usefixtures("seeds_of_nodes")
 def test_few_directions_step_carefully_instead_of_diverging() -> None:
-    result = run(FedMPDD(codec="mpdd:m=2", fraction_evaluate=0.0), 150, steps=1.0)
-    assert np.linalg.norm(flat_of(result.arrays) - TARGET) < 0.5 * np.linalg.norm(TARGET)
-    wild = run(FedMPDD(codec="mpdd:m=2", lr=1.0, fraction_evaluate=0.0), 30, steps=1.0)
+    """Local training goes all the way here, so that nodes undo all of an error, of 7.4 times the update."""
+    codec = "mpdd:m=2"
+    away: list[float] = []
+
+    def evaluate(number: int, arrays: ArrayRecord) -> None:
+        away.append(float(np.linalg.norm(flat_of(arrays) - TARGET) / np.linalg.norm(TARGET)))
+
+    careful = FedMPDD(codec=codec, fraction_evaluate=0.0)
+    grid = InProcessGrid(quadratic_app(steps=1.0), 4)
+    careful.start(grid, initial(), num_rounds=150, evaluate_fn=evaluate)
+    assert max(away) < 5  # times as far as at the start: the first step is a full one
+    assert away[-1] < 0.1
+    wild = run(FedMPDD(codec=codec, lr=1.0, fraction_evaluate=0.0), 30, steps=1.0)
     assert np.linalg.norm(flat_of(wild.arrays)) > 100
+
+
+@pytest.mark.usefixtures("seeds_of_nodes")
+def test_errors_that_nobody_undoes_cost_no_steps(lines: list[str]) -> None:
+    """Local training goes a hundredth of the way: nearly plain averaging, though the relative error is 1.5."""
+    run(FedMPDD(codec="mpdd:m=10", fraction_evaluate=0.0), 20, steps=0.01)
+    taken = [float(line.split("takes ")[1].split()[0]) for line in lines if "the server takes" in line]
+    assert len(taken) == 20
+    assert np.mean(taken) > 0.7
+
+
+@pytest.mark.parametrize("codec", ["topk:k=20:error_feedback=true", "signsgd", "lp-proj:size=55"])
+def test_where_the_error_is_not_known_steps_are_full(codec: str) -> None:
+    whole, plain = FedMPDD(codec=codec, seed=1), FedMPDD(codec=codec, seed=1, lr=1.0)
+    assert np.array_equal(flat_of(run(whole, 3).arrays), flat_of(run(plain, 3).arrays))
 
 
 # ------------------------------------------------------------------------------------- the local engine's bits
@@ -366,6 +399,35 @@ def test_a_server_goes_on_from_its_checkpoint_to_the_same_bits(tmp_path: Path, o
     assert np.array_equal(flat_of(second.arrays), flat_of(whole.arrays))
     assert second.evaluate_metrics_clientapp[2]["round"] == 6  # Flower counts the rounds of this start
     assert np.array_equal(flat_of(run(FedMPDD(**options, checkpoint=file), 6).arrays), flat_of(whole.arrays))
+
+
+def test_a_careful_server_goes_on_from_its_checkpoint_to_the_same_bits(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"codec": "mpdd:m=2:keys=shared", "seed": 3, "fraction_evaluate": 0.0}
+    whole = run(FedMPDD(**options), 6, steps=1.0)
+    file = tmp_path / "checkpoint.safetensors"
+    run(FedMPDD(**options, checkpoint=file), 3, steps=1.0)
+    second = run(FedMPDD(**options, checkpoint=file), 6, steps=1.0)
+    assert np.array_equal(flat_of(second.arrays), flat_of(whole.arrays))
+
+
+def test_a_checkpoint_that_says_nothing_of_steps_is_read(tmp_path: Path, lines: list[str]) -> None:
+    """As those of versions without `caution`, and those of a server whose user named a step size."""
+    file = tmp_path / "checkpoint.safetensors"
+    run(FedMPDD(codec="mpdd:m=2", fraction_evaluate=0.0, checkpoint=file), 3, steps=1.0)
+    start = Layout.of(initial())
+    write_checkpoint(file, replace(read_checkpoint(file, start, ()), estimate=None, caution=None), start)
+    run(FedMPDD(codec="mpdd:m=2", fraction_evaluate=0.0, checkpoint=file), 4, steps=1.0)
+    assert any("round 4:" in line and "the server takes 1 of the step" in line for line in lines)
+
+
+def test_a_checkpoint_with_impossible_steps_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "checkpoint.safetensors"
+    run(FedMPDD(codec="mpdd:m=2", fraction_evaluate=0.0, checkpoint=file), 1)
+    start = Layout.of(initial())
+    saved = read_checkpoint(file, start, ())
+    write_checkpoint(file, replace(saved, caution={"steps": -1}), start)
+    with pytest.raises(RunError, match="a sum of steps or an error"):
+        run(FedMPDD(codec="mpdd:m=2", fraction_evaluate=0.0, checkpoint=file), 2)
 
 
 def test_the_one_number_of_an_old_checkpoint_drops_nobody(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ from fedmpdd.errors import DocumentError, RunError
 from fedmpdd.flower.layout import Float32, Layout
 from fedmpdd.server import checkpoints
 
-_MODEL, _SERVER = "model", "server."
+_MODEL, _SERVER, _ESTIMATE = "model", "server.", "estimate"
 _LAYOUT, _ROUNDS = "layout", "rounds"
-_ELSEWHERE = (_ROUNDS, "model", "server")  # fields that are no JSON notes
+_ELSEWHERE = (_ROUNDS, "model", "server", _ESTIMATE)  # fields that are no JSON notes
 _UNSEALED_NOTES = (_ROUNDS, "usual", _LAYOUT)
 _MOST_ROUNDS = 2**32 - 1
 _REMEDY = "name another file, or delete it to start anew"
@@ -32,11 +32,15 @@ class Checkpoint:
     server: dict[str, Float32]  # the optimiser's vectors
     usual: float | None = None  # the largest median magnitude of a round, in files from before there was a reference
     reference: dict[str, Any] | None = None  # of magnitudes, see fedmpdd.uplink.Reference
+    estimate: Float32 | None = None  # along which the server stepped last, where its caution needs it,
+    caution: dict[str, Any] | None = None  # and what else that knows, see fedmpdd.flower.caution
 
 
 def write_checkpoint(path: Path, checkpoint: Checkpoint, layout: Layout) -> None:
     """Write the file; a crash leaves the old one or the new one."""
     vectors = {_MODEL: checkpoint.model} | {_SERVER + name: value for name, value in checkpoint.server.items()}
+    if checkpoint.estimate is not None:
+        vectors[_ESTIMATE] = checkpoint.estimate
     notes = {name: json.dumps(getattr(checkpoint, name), allow_nan=False) for name in _note_names()}
     path.parent.mkdir(parents=True, exist_ok=True)
     checkpoints.write_checkpoint(path, vectors, {**notes, _ROUNDS: str(checkpoint.rounds), _LAYOUT: _text(layout)})
@@ -46,13 +50,14 @@ def read_checkpoint(path: Path, layout: Layout, server: tuple[str, ...]) -> Chec
     """Read the file of a server with this model and optimiser, or raise RunError."""
     found = checkpoints.read_checkpoint(path, layout.d, _REMEDY, _UNSEALED_NOTES)
     expected = {_MODEL, *(_SERVER + name for name in server)}
-    if set(found.vectors) != expected or found.notes.get(_LAYOUT) != _text(layout):
+    if set(found.vectors) - {_ESTIMATE} != expected or found.notes.get(_LAYOUT) != _text(layout):
         raise RunError(f"{path} is of another model or optimiser; {_REMEDY}")
     rounds = checkpoints.read_count(path, found.notes, _ROUNDS, _MOST_ROUNDS, _REMEDY)
     remembered = {name: _value(path, name, found.notes[name]) for name in _note_names() if name in found.notes}
-    state = {name.removeprefix(_SERVER): value for name, value in found.vectors.items() if name != _MODEL}
+    state = {name.removeprefix(_SERVER): found.vectors[name] for name in found.vectors if name.startswith(_SERVER)}
+    estimate = found.vectors.get(_ESTIMATE)
     try:
-        return Checkpoint(rounds=rounds, model=found.vectors[_MODEL], server=state, **remembered)
+        return Checkpoint(rounds=rounds, model=found.vectors[_MODEL], server=state, estimate=estimate, **remembered)
     except TypeError:  # a field without a default
         raise RunError(f"{path} is damaged: it says only {', '.join(sorted(found.notes))}; {_REMEDY}") from None
 

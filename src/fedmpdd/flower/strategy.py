@@ -17,6 +17,7 @@ from flwr.serverapp.strategy import FedAvg, Result
 from fedmpdd.codecs import Batch
 from fedmpdd.directions import Key, check_key, derive_seed, partitioned_keys
 from fedmpdd.errors import ConfigError, InputError, RunError
+from fedmpdd.flower.caution import Caution, DecodedMean
 from fedmpdd.flower.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from fedmpdd.flower.downlink import DownlinkKind, Models, check_downlink, make_downlink
 from fedmpdd.flower.layout import Float32, Layout
@@ -48,8 +49,8 @@ class FedMPDD(FedAvg):
         each client draws its seed from its operating system; "partitioned" and "shared" are assigned by the server.
         "auto": one-bit hadamard with so many directions that the error of a round's mean is about the mean itself.
     returns: what train functions give back, "model" (after some local steps) or "gradient".
-    lr: the server's step size. If clients return models and none is given: 1, plain averaging, divided by one plus the
-        relative error of the round's mean, so that a codec that saves more steps more carefully.
+    lr: the server's step size. If clients return models and none is given: 1, plain averaging, or less where the error
+        of the round's mean would do harm, see `fedmpdd.flower.caution`.
     server: its optimiser, as in a config of fedmpdd; SGD if not given.
     weighting: "examples", by the metric `weighted_by_key`, or "equal".
     downlink: "model", the whole model to every node in every round, or "replay", what the rounds that a node missed
@@ -103,7 +104,8 @@ class FedMPDD(FedAvg):
         self.downlink_bits = downlink_bits
         self.returns: Returned = returns
         self.lr = 1.0 if lr is None else lr
-        self._damped = lr is None
+        self._careful = lr is None
+        self._caution = Caution()
         self.server = server or ServerConfig()
         self.weighting = weighting
         self.max_value, self.max_ratio = max_value, max_ratio
@@ -183,12 +185,14 @@ class FedMPDD(FedAvg):
         screening = Screening(self.max_value, self.max_ratio, weighted=self.weighting == "examples")
         self._replies = Replies(self.weighting, self.weighted_by_key, screening)
         self._rounds_before = 0
+        self._caution = Caution()
         self._downlink = make_downlink(self.downlink, self._layout, self._follow)
         if self.codec is not None:
             self._order(1).make_uplink()  # what does not fit the model is refused now
         if self.checkpoint is not None and self.checkpoint.is_file():
             saved = read_checkpoint(self.checkpoint, self._layout, tuple(self._server.step.state))
             screening.reference = _reference_of(self.checkpoint, saved)
+            self._caution = _caution_of(self.checkpoint, saved) if self._careful else Caution()
             self._rounds_before = saved.rounds
             self._server.load((saved.model, *(value.copy() for value in saved.server.values())), saved.rounds)
 
@@ -325,8 +329,10 @@ class FedMPDD(FedAvg):
             self._downlink.add(Bundle(), 1.0, self._server.flat)
             return None, None
         if self.checkpoint is not None:
-            reference = self._replies.screening.reference.state()
-            state = Checkpoint(k, self._server.flat, self._server.step.state, reference=reference)
+            reference, caution = self._replies.screening.reference.state(), self._caution
+            state = Checkpoint(
+                k, self._server.flat, self._server.step.state, None, reference, caution.last, caution.state()
+            )
             write_checkpoint(self.checkpoint, state, self._layout)
         return self._layout.unflatten(self._server.flat), self._metrics(contributions, dropped)
 
@@ -336,13 +342,20 @@ class FedMPDD(FedAvg):
         if not contributions:
             return False
         mean, share = self._mean(k, contributions)
-        factor = share * self._damping(k, mean, len(contributions))
+        error = self._relative_error(mean, len(contributions))
+        factor = share
+        if error is not None:
+            mean = DecodedMean(mean.batch, mean.weights)
+            factor *= self._caution.share(mean.estimate(), error)
         before = tuple(vector.copy() for vector in self._server.vectors)
         self._server.take(mean, factor)
         if not np.isfinite(self._server.flat).all():
             self._server.load(before, k)
             log(WARNING, "round %s: the step would make the model infinite; it stays as it was", k)
             return False
+        if error is not None:
+            log(INFO, "round %s: relative error %.3g, the server takes %.3g of the step", k, error, factor)
+            self._caution.remember(mean.estimate(), error, factor)
         self._downlink.add(mean.bundle(), factor, self._server.flat)
         return True
 
@@ -378,21 +391,15 @@ class FedMPDD(FedAvg):
         metrics["fedmpdd-downlink-bytes"] = self._downlink_bytes
         return metrics
 
-    def _damping(self, k: int, mean: Mean, clients: int) -> float:
-        """How much of the estimated step to take: the share that is best if gradients agree."""
+    def _relative_error(self, mean: Mean, clients: int) -> float | None:
+        """The relative error of a round's mean; None where it says nothing of the step to take."""
         assert self.codec is not None
         codec = mean.batch.codec
-        if not self._damped or self.codec.error_feedback or codec.variance_is_bound or not codec.unbiased:
-            return 1.0
+        if not self._careful or self.codec.error_feedback or codec.variance_is_bound or not codec.unbiased:
+            return None
         # Along the same directions clients err in the same way, and their mean as each of them.
         count = 1 if self.codec.keys == "shared" else clients
-        error = codec.variance(mean.batch.d, count, partitioned=self.codec.keys == "partitioned")
-        if error is None:
-            return 1.0
-        share = 1 / (1 + error)
-        if k == 1 + self._rounds_before:
-            log(INFO, "relative error of the round's mean %.3g: the server takes %.3g of each step", error, share)
-        return share
+        return codec.variance(mean.batch.d, count, partitioned=self.codec.keys == "partitioned")
 
 
 def _reference_of(path: Path, checkpoint: Checkpoint) -> Reference:
@@ -405,6 +412,16 @@ def _reference_of(path: Path, checkpoint: Checkpoint) -> Reference:
         return Reference()
     try:
         return Reference.from_state(checkpoint.reference)
+    except InputError as error:
+        raise RunError(f"{path} is damaged: {error}; name another file, or delete it to start anew") from None
+
+
+def _caution_of(path: Path, checkpoint: Checkpoint) -> Caution:
+    """What a checkpoint says of earlier steps; older files say nothing."""
+    if checkpoint.estimate is None or checkpoint.caution is None:
+        return Caution()
+    try:
+        return Caution.from_state(checkpoint.estimate, checkpoint.caution)
     except InputError as error:
         raise RunError(f"{path} is damaged: {error}; name another file, or delete it to start anew") from None
 
