@@ -1,8 +1,8 @@
 """How long the server's step should be where no step size is given: the table of docs/results/flower-steps.md.
 
-    python tools/steps.py --out steps                                  # the default and lr = 1, a few minutes
-    python tools/steps.py --out steps --rules all --seeds 2            # those that lost, too
-    python tools/steps.py --out steps --rules all --cells more         # where local training goes far, fewer bits
+    python tools/steps.py --out steps                               # the eight cells
+    python tools/steps.py --out steps --cells two --rules all       # two nodes, with all rules that lost
+    python tools/steps.py --out steps --cells more --seeds 2        # fewer directions; longer local training
 
 The example app, examples/flower-mnist, in one process: its model, its training and its digits, twenty rounds of twenty
 local steps. A seed chooses the first model and the directions, the same for all rules; batches are always alike. Each
@@ -39,11 +39,13 @@ from tests.flower.grid import InProcessGrid  # noqa: E402
 
 ROUNDS, BATCH, LR = 20, 32, 0.02
 ONE_BIT = "bits=1:family=hadamard"
-SMALL = [
-    (codec, nodes, 20) for nodes in (2, 20) for codec in ("auto", *(f"mpdd:m={m}:{ONE_BIT}" for m in (2_000, 400, 50)))
-]
-# Fewer directions still, and local training that goes twenty times as far.
-MORE = [(f"mpdd:m=10:{ONE_BIT}", 2, 20), *((f"mpdd:m={m}:{ONE_BIT}", 2, 400) for m in (2_000, 400, 50))]
+CODECS = ("auto", *(f"mpdd:m={m}:{ONE_BIT}" for m in (2_000, 400, 50)))
+CELLS = {
+    "table": [(codec, nodes, 20) for nodes in (2, 20) for codec in CODECS],
+    "two": [(codec, 2, 20) for codec in CODECS],
+    # Fewer directions still, and local training that goes twenty times as far.
+    "more": [(f"mpdd:m=10:{ONE_BIT}", 2, 20), *((f"mpdd:m={m}:{ONE_BIT}", 2, 400) for m in (400, 50))],
+}
 
 
 class Rule(Protocol):
@@ -129,6 +131,7 @@ RULES: dict[str, Callable[[], Rule]] = {
     "6 lengths, tripwire at 10": lambda: Tripwire(10.0, _length(6)),
     "default without a limit": lambda: Caution(most_error=math.inf),
 }
+FINALISTS = ("default", "lr=1.0", "1 / (1 + error)")
 
 
 class Tried(FedMPDD):
@@ -228,8 +231,8 @@ def main() -> None:
     """Train what is missing, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("steps"), help="folder for steps.jsonl and steps.md")
-    parser.add_argument("--rules", default="all", help='rules, separated by semicolons, or "all"')
-    parser.add_argument("--cells", choices=("table", "more"), default="table", help="the eight cells, or four others")
+    parser.add_argument("--rules", default=";".join(FINALISTS), help='rules, separated by semicolons, or "all"')
+    parser.add_argument("--cells", choices=CELLS, default="table", help="of the table: all, with two nodes, or others")
     parser.add_argument("--seeds", type=int, default=3)
     arguments = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.ERROR)
@@ -242,7 +245,7 @@ def main() -> None:
         *case, accuracy, shares = json.loads(line)
         results[Case(*case)] = Outcome(accuracy, shares)
     rules = list(RULES) if arguments.rules == "all" else arguments.rules.split(";")
-    cells = SMALL if arguments.cells == "table" else MORE
+    cells = CELLS[arguments.cells]
     with log.open("a", encoding="utf-8") as file:
         for seed in range(1, arguments.seeds + 1):
             for rule in rules:
