@@ -25,6 +25,7 @@ CODECS = [
     "mpdd:m=40:bits=8:family=hadamard:keys=shared",
     "mpdd:m=40:bits=1:family=hadamard:keys=shared",
     "mpdd:m=40:bits=1:family=hadamard:keys=partitioned",
+    "mpdd:m=40:bits=8:family=hadamard:keys=partitioned",
     "qsgd:bits=8",
     "topk:k=30",
     "randk:k=40",
@@ -84,6 +85,13 @@ def test_three_liars_of_ten_ruin_nothing_where_directions_are_shared(codec: str,
 def test_a_plain_mean_is_ruined_by_one(codec: str) -> None:
     """What the defaults protect from: the same liar, and a mean that takes what comes."""
     assert distance(codec, 1, -30.0, robust=False) > 1
+
+
+@pytest.mark.parametrize("codec", ["mpdd:m=40:bits=8:family=hadamard", "peaks:m=9:group=4"])
+def test_parts_of_one_seed_are_not_one_key(codec: str) -> None:
+    """The first node has slot 0 of the round's seed, and no other node has its directions: no scalars to trim."""
+    codec += ":keys=partitioned"
+    assert distance(codec, 0, 1.0) == pytest.approx(distance(codec, 0, 1.0, robust=False), abs=0.1)
 
 
 def test_claims_of_examples_do_not_win() -> None:

@@ -87,12 +87,17 @@ class Order:
         parameters = dict(self.codec)
         return make_codec(parameters.pop("name"), parameters).for_shapes(self.layout.shapes).at_round(number - 1)
 
-    def make_uplink(self, *, mean_bits: int | None = None, robust: RobustMean | None = None) -> Uplink:
-        """Return the path of an update that answers this order; how the server takes the mean is its own affair."""
+    def make_uplink(
+        self, *, shared: bool = False, mean_bits: int | None = None, robust: RobustMean | None = None
+    ) -> Uplink:
+        """Return the path of an update that answers this order; how the server takes the mean is its own affair.
+
+        shared: whether all clients of the round have this key. A client alone cannot tell, and need not.
+        """
         codec = self.make_codec()
         protection = Protection(codec, **self.protection) if self.protection else None
         memory = ErrorFeedback(codec) if self.error_feedback else None
-        keys = "sent" if self.key is None else "shared" if self.key.slot == 0 else "partitioned"
+        keys = "sent" if self.key is None else "shared" if shared else "partitioned"
         return Uplink(
             codec, self.layout.d, keys, memory=memory, protection=protection, mean_bits=mean_bits, robust=robust
         )

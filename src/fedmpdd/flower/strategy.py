@@ -368,7 +368,9 @@ class FedMPDD(FedAvg):
         weights = [contribution.weight for contribution in contributions] if self.weighting == "examples" else None
         reference = self._replies.screening.reference.median()
         order = self._orders[contributions[0].client]
-        uplink = order.make_uplink(mean_bits=self.downlink_bits, robust=self.robust)
+        assert self.codec is not None
+        shared = self.codec.keys == "shared"
+        uplink = order.make_uplink(shared=shared, mean_bits=self.downlink_bits, robust=self.robust)
         sketch = derive_seed(self._seed, k, NO_CLIENT - 1)
         mean = uplink.mean(uplink.uploads_of(updates), weights, reference, sketch)
         return mean, 1.0 if self.robust is None else self.robust.share(updates, weights, reference)
