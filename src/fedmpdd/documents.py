@@ -7,11 +7,12 @@ bytes, and it takes memory of many times the text. Here all of that is one Docum
 
 import json
 import os
+import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedmpdd.errors import DocumentError, RunError
+from fedmpdd.errors import ConfigError, DocumentError, RunError
 
 LARGEST_DOCUMENT = 2**24  # bytes; the parsed values take up to twenty times as much
 
@@ -32,6 +33,36 @@ def parse_json(text: str | bytes | bytearray, *, largest: int = LARGEST_DOCUMENT
         raise DocumentError("brackets are nested too deeply for any document of this package") from None
     except ValueError as error:  # not JSON, not UTF-8, or a number of thousands of digits
         raise DocumentError(f"it is not JSON: {error}") from None
+
+
+def parse_override(override: str) -> tuple[str, Any]:
+    """Return key and value of a change to a config, or raise ConfigError.
+
+    override: `key=value`, the value as in TOML; a bare word is a string.
+
+        >>> parse_override("codec.m=400")
+        ('codec.m', 400)
+    """
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"{override!r} is not an override: expected key=value, like codec.m=400")
+    try:
+        return key, tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key, text
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{override[:60]!r} … is not an override: {error}") from None
+
+
+def check_number(name: str, value: object, low: float, high: float, expected: str) -> None:
+    """Raise ConfigError unless a setting is a number from `low` to below `high`.
+
+    name: of the setting. value: what came. low, high: its range. expected: the range in words.
+
+        >>> check_number("lr", 0.1, 0.0, 1.0, "a number from 0 to below 1")
+    """
+    if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value < high:
+        raise ConfigError(f"{name} = {value!r}: expected {expected}")
 
 
 def read_json(path: Path, remedy: str, *, largest: int = LARGEST_DOCUMENT) -> Any:

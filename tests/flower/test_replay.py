@@ -24,7 +24,6 @@ from fedmpdd.flower.order import CATCH_UP, ORDER, Follow, Order
 from fedmpdd.flower.replay import FOLLOWING, MODEL
 from fedmpdd.server.step import StepRule
 from fedmpdd.simulation import federation_of, parse_config, sampling
-from fedmpdd.simulation.sections import ServerConfig
 from tests.flower.grid import InProcessGrid
 from tests.flower.test_strategy import TARGET, D, _engine_app, flat_of, initial, lines, quadratic_app, round_of
 from tests.simulation.test_cuda import images
@@ -96,7 +95,7 @@ def options(codec: str, **others: Any) -> dict[str, Any]:
     ],
 )
 def test_the_model_has_the_bits_of_whole_models(codec: str, bits: int | None, optimiser: Any, weighting: str) -> None:
-    own = options(codec, downlink_bits=bits, weighting=weighting, server=ServerConfig(optimiser=optimiser))
+    own = options(codec, downlink_bits=bits, weighting=weighting, server=StepRule(optimiser=optimiser))
     if optimiser != "sgd":
         own["lr"] = 0.1  # 1 is too much for these
     whole = run(FedMPDD(**own), 6)
@@ -253,7 +252,7 @@ def test_who_cannot_follow_says_so_and_is_sent_the_model(kind: str, optimiser: A
             accident(grid, message, node)
 
     grid = Wire(before=before)
-    own = options(SHARED, lr=0.3, server=ServerConfig(optimiser=optimiser))
+    own = options(SHARED, lr=0.3, server=StepRule(optimiser=optimiser))
     result = run(FedMPDD(**own, downlink="replay"), 6, grid)
     ((node, code, text),) = grid.errors
     assert (node, code) == (2, LOST)
@@ -271,7 +270,7 @@ def test_who_can_never_follow_is_sent_models_from_then_on(lines: list[str]) -> N
             grid.contexts[2].state = RecordDict()
 
     grid = Wire(before=before)
-    run(FedMPDD(**options(SHARED, server=ServerConfig(optimiser="adam"), lr=0.1), downlink="replay"), 8, grid)
+    run(FedMPDD(**options(SHARED, server=StepRule(optimiser="adam"), lr=0.1), downlink="replay"), 8, grid)
     assert grid.kinds(2) == ["whole", "rounds", "whole", "rounds"] + ["model"] * 4
     assert sum("node 2 cannot follow; it is sent the model from now on" in line for line in lines) == 1
     assert {size for _, node, kind, size in grid.sent if kind == "model"} == {4 * D}  # and nothing of the optimiser
@@ -318,7 +317,7 @@ def test_a_round_that_changed_nothing_adds_nothing(optimiser: Any) -> None:
         return [] if round_of(message) == 3 else [reply]
 
     grid = Wire(between=between)
-    own = options("mpdd:m=4:bits=1:keys=partitioned", lr=0.1, server=ServerConfig(optimiser=optimiser))
+    own = options("mpdd:m=4:bits=1:keys=partitioned", lr=0.1, server=StepRule(optimiser=optimiser))
     replayed = run(FedMPDD(**own, downlink="replay"), 6, grid)
     whole = run(FedMPDD(**own), 6, Wire(between=between))
     assert flat_of(replayed.arrays).tobytes() == flat_of(whole.arrays).tobytes()
@@ -330,7 +329,7 @@ def test_an_infinite_step_that_was_undone_adds_nothing(lines: list[str]) -> None
     app = quadratic_app(returns="gradient")
     grid = Wire(app=app)
     own = options("mpdd:m=4:bits=1:keys=partitioned", lr=3e38, returns="gradient", max_value=1e38, max_ratio=1e38)
-    run(FedMPDD(**own, downlink="replay", server=ServerConfig(optimiser="momentum")), 4, grid)
+    run(FedMPDD(**own, downlink="replay", server=StepRule(optimiser="momentum")), 4, grid)
     assert sum("would make the model infinite" in line for line in lines) >= 2
     assert grid.errors == []
     assert grid.kinds(0) == ["whole"] + ["rounds"] * 3
@@ -338,7 +337,7 @@ def test_an_infinite_step_that_was_undone_adds_nothing(lines: list[str]) -> None
 
 def test_where_updates_are_larger_than_the_model_the_model_is_sent() -> None:
     grid = Wire()
-    own = options("fedsgd", server=ServerConfig(optimiser="adam"), lr=0.1)
+    own = options("fedsgd", server=StepRule(optimiser="adam"), lr=0.1)
     result = run(FedMPDD(**own, downlink="replay"), 3, grid)
     assert {(kind, size) for _, _, kind, size in grid.sent} == {("model", 4 * D)}
     assert flat_of(result.arrays).tobytes() == flat_of(run(FedMPDD(**own), 3).arrays).tobytes()
@@ -359,7 +358,7 @@ def test_a_model_that_somebody_changed_between_rounds_is_sent_to_all() -> None:
 
 
 def test_after_a_restart_from_a_checkpoint_every_node_is_sent_the_model_once(tmp_path: Path) -> None:
-    own = options(SHARED, lr=0.3, server=ServerConfig(optimiser="adam"), downlink="replay", downlink_bits=4)
+    own = options(SHARED, lr=0.3, server=StepRule(optimiser="adam"), downlink="replay", downlink_bits=4)
     whole = run(FedMPDD(**own), 6)
     grid, file = Wire(), tmp_path / "checkpoint.safetensors"
     run(FedMPDD(**own, checkpoint=file), 3, grid)
@@ -475,8 +474,8 @@ def test_shared_directions_are_stepped_along_as_carefully_as_for_one_node() -> N
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"rule": {"optimiser": "magic"}}, "optimiser is 'magic'"),
-        ({"rule": {"beta1": "much"}}, "steps by 'much'"),
+        ({"rule": {"optimiser": "magic"}}, "optimiser = .magic.: expected"),
+        ({"rule": {"beta1": "much"}}, "beta1 = .much.: expected a number"),
         ({"lr": float("nan")}, "steps by nan"),
         ({"speed": 3}, "cannot be followed"),
         ({"mean_bits": 4}, "no scalars to take the mean of"),

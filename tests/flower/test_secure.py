@@ -605,14 +605,14 @@ def test_a_node_with_anothers_key_or_none_stays_out(sent: list[list[int]], lines
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"codec": "auto"}, 'codec="mpdd:m=…:keys=shared"'),
-        ({"codec": "mpdd:m=40"}, 'codec="mpdd:m=…:keys=shared"'),
-        ({"codec": "mpdd:m=40:bits=8:keys=shared"}, "with 32 bits or codec=.fedsgd., whose numbers add up"),
-        ({"codec": "topk:k=3"}, 'codec="fedsgd"'),
-        ({"codec": "mpdd:m=40:keys=shared:clip=1.0"}, "SecureRounds has a clip"),
-        ({"weighting": "examples"}, 'weighting="equal"'),
-        ({"robust": True}, "robust=False"),
-        ({"weighting": "examples", "robust": True}, 'weighting="equal".*robust=False'),
+        ({"codec": "auto"}, 'needs a codec by name, "mpdd:m=…:keys=shared"'),
+        ({"codec": "mpdd:m=40"}, 'codec "mpdd:m=…:keys=shared"'),
+        ({"codec": "mpdd:m=40:bits=8:keys=shared"}, "with 32 bits or .fedsgd., whose numbers add up"),
+        ({"codec": "topk:k=3"}, 'or "fedsgd"'),
+        ({"codec": "mpdd:m=40:keys=shared:clip=1.0"}, "without clip"),
+        ({"weighting": "examples"}, 'weighting "equal"'),
+        ({"robust": True}, "a mean that is not robust"),
+        ({"weighting": "examples", "robust": True}, 'weighting "equal".*not robust'),
     ],
 )
 def test_what_cannot_be_added_up_unseen_is_refused_at_once(options: dict[str, Any], words: str) -> None:

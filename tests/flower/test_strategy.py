@@ -20,8 +20,8 @@ from fedmpdd.errors import ConfigError, InputError, RunError
 from fedmpdd.flower import FedMPDD, fedmpdd_mod
 from fedmpdd.flower.checkpoint import read_checkpoint, write_checkpoint
 from fedmpdd.flower.layout import Layout
+from fedmpdd.server.step import StepRule
 from fedmpdd.simulation import Federation, federation_of, parse_config, sampling
-from fedmpdd.simulation.sections import ServerConfig
 from tests.flower.grid import Between, InProcessGrid
 from tests.simulation.test_cuda import images
 
@@ -391,7 +391,7 @@ def test_a_client_that_diverged_says_so(lines: list[str]) -> None:
 @pytest.mark.parametrize("optimiser", ["sgd", "adam"])
 def test_a_server_goes_on_from_its_checkpoint_to_the_same_bits(tmp_path: Path, optimiser: str) -> None:
     options: dict[str, Any] = {"codec": "mpdd:m=40:keys=partitioned", "seed": 3, "lr": 0.3}
-    options["server"] = ServerConfig(optimiser=optimiser)  # type: ignore[arg-type]
+    options["server"] = StepRule(optimiser=optimiser)  # type: ignore[arg-type]
     whole = run(FedMPDD(**options), 6)
     file = tmp_path / "server" / "checkpoint.safetensors"
     run(FedMPDD(**options, checkpoint=file), 4)
@@ -446,7 +446,7 @@ def test_a_checkpoint_of_another_server_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "checkpoint.safetensors"
     run(FedMPDD(codec="fedsgd", checkpoint=file), 1)
     with pytest.raises(RunError, match="another model or optimiser"):
-        run(FedMPDD(codec="fedsgd", checkpoint=file, server=ServerConfig(optimiser="adam")), 2)
+        run(FedMPDD(codec="fedsgd", checkpoint=file, server=StepRule(optimiser="adam")), 2)
     file.write_bytes(b"damaged")
     with pytest.raises(RunError, match="cannot be read"):
         run(FedMPDD(codec="fedsgd", checkpoint=file), 2)

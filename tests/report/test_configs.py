@@ -2,7 +2,7 @@ import pytest
 
 from fedmpdd.report.configs import codec_text, differences, identity
 from fedmpdd.simulation import parse_config
-from fedmpdd.simulation.config import parse_codec
+from fedmpdd.uplink.codec_config import parse_codec
 
 
 def test_what_is_common_stands_once_and_the_rest_per_table() -> None:

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from fedmpdd.server.step import Step, StepRule
-from fedmpdd.simulation.sections import ServerConfig
 
 D = 1_003  # not a multiple of any vector's width
 
@@ -15,10 +14,10 @@ D = 1_003  # not a multiple of any vector's width
 @pytest.mark.parametrize("optimiser", ["sgd", "momentum", "adam"])
 @pytest.mark.parametrize("lr", [1.0, 0.1, 1e-3])
 def test_arrays_and_tensors_step_to_the_same_bits(optimiser: Any, lr: float) -> None:
-    config = ServerConfig(optimiser=optimiser)
+    config = StepRule(optimiser=optimiser)
     tensors = Step(config, lr, lambda: torch.zeros(D))
     # As a client reads it from an order: what travels is the rule alone.
-    arrays = Step(StepRule(**config.model_dump()), lr, lambda: np.zeros(D, np.float32))
+    arrays = Step(config, lr, lambda: np.zeros(D, np.float32))
     rng = np.random.default_rng(5)
     flat = rng.standard_normal(D).astype(np.float32)
     other = torch.from_numpy(flat.copy())

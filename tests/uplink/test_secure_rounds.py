@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from fedmpdd.errors import ConfigError
-from fedmpdd.simulation.sections import SecureConfig
 from fedmpdd.uplink import SecureRounds
 
 
@@ -55,10 +54,7 @@ def test_a_crowd_that_hides_nobody_is_refused() -> None:
     SecureRounds(1.0, neighbours=8).check(10)
 
 
-def test_a_config_is_the_same_agreement() -> None:
-    values: dict[str, Any] = {"clip": 2.0, "noise_multiplier": 0.5, "ring_bits": 24, "dropouts": 0.2, "colluding": 0.1}
-    config, rounds = SecureConfig(**values), SecureRounds(**values)
-    assert config.build() == rounds
-    assert config.noise_in_steps(20) == rounds.noise_in_steps(20)
+def test_the_ring_has_room_for_the_noise_of_all() -> None:
+    rounds = SecureRounds(2.0, noise_multiplier=0.5, ring_bits=24, dropouts=0.2, colluding=0.1)
     # Room for twenty clients, rounding, and twelve deviations of the noise of all.
     assert rounds.noise_in_steps(20) == pytest.approx(0.5 * (2**23 - 1) / (21 + 12 * 20**0.5 * 0.5))

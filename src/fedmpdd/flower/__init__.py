@@ -4,16 +4,17 @@ from typing import TYPE_CHECKING, Any
 
 from fedmpdd.flower.mod import fedmpdd_mod, make_mod
 from fedmpdd.flower.policy import ClientPolicy
+from fedmpdd.server.step import StepRule
 from fedmpdd.uplink import RobustMean, SecureRounds
 
 if TYPE_CHECKING:
     from fedmpdd.flower.strategy import FedMPDD
 
-__all__ = ["ClientPolicy", "FedMPDD", "RobustMean", "SecureRounds", "fedmpdd_mod", "make_mod"]
+__all__ = ["ClientPolicy", "FedMPDD", "RobustMean", "SecureRounds", "StepRule", "fedmpdd_mod", "make_mod"]
 
 
 def __getattr__(name: str) -> Any:
-    # The strategy needs PyTorch. A client, started anew for every message, need not wait for it.
+    # A client, started anew for every message, need not wait for the strategy.
     if name == "FedMPDD":
         from fedmpdd.flower.strategy import FedMPDD
 

@@ -15,8 +15,8 @@ from fedmpdd.flower.layout import FLAT, Float32, Layout, pack_flat
 from fedmpdd.flower.order import CATCH_UP, ORDER, Follow, Order
 from fedmpdd.flower.replay import FACTOR_BYTES, model_hash, pack_round, pack_vectors
 from fedmpdd.server.replica import Replica
-from fedmpdd.simulation.sections import CodecConfig
 from fedmpdd.uplink import check_parts
+from fedmpdd.uplink.codec_config import CodecConfig
 from fedmpdd.wire.bundle import Bundle
 from fedmpdd.wire.catch_up import PER_BUNDLE, PER_MESSAGE, CatchUp
 

@@ -18,7 +18,7 @@ from fedmpdd.errors import ContentError, InputError, TruncatedFrameError
 from fedmpdd.flower.layout import Float32, Layout, pack_flat, read_flat
 from fedmpdd.flower.order import Follow, Order
 from fedmpdd.server.replica import Replica
-from fedmpdd.server.step import OPTIMISERS, Rule, Step
+from fedmpdd.server.step import OPTIMISERS, Step, StepRule
 from fedmpdd.wire.bundle import Bundle
 from fedmpdd.wire.catch_up import CatchUp, unpack_catch_up
 
@@ -34,7 +34,7 @@ def model_hash(flat: Float32) -> str:
     return hashlib.sha256(flat.astype("<f4", copy=False).tobytes()).hexdigest()[:16]
 
 
-def make_replica(rule: Rule, lr: float, vectors: Float32, next_round: int = 0) -> Replica[Float32]:
+def make_replica(rule: StepRule, lr: float, vectors: Float32, next_round: int = 0) -> Replica[Float32]:
     """Return the server's model, from its parameters [d], or from these and what its optimiser keeps [vectors, d]."""
     rows = vectors.reshape(1, -1) if vectors.ndim == 1 else vectors
     replica = Replica(rows[0], Step(rule, lr, lambda: np.zeros(rows.shape[1], np.float32)), next_round)

@@ -21,15 +21,9 @@ from fedmpdd.flower.replies import Contribution
 from fedmpdd.flower.secure_mod import SECURE, opening_record, training_of
 from fedmpdd.secure_sum import Phase, Roster, SecureServer
 from fedmpdd.secure_sum.messages import sender_of
-from fedmpdd.simulation.sections import CodecConfig
 from fedmpdd.uplink import RobustMean, SecureRounds
+from fedmpdd.uplink.codec_config import CodecConfig
 from fedmpdd.uplink.secure import Elements, SecureUplink
-
-
-def _adds_up(codec: CodecConfig) -> bool:
-    """Whether numbers of all clients mean the same."""
-    built = codec.build()
-    return built.adds_up and (codec.keys == "shared" or not built.needs_key)
 
 
 def check_secure(
@@ -53,19 +47,10 @@ def check_secure(
         if roster is not None:
             raise ConfigError("roster is of the clients of secure sums; pass secure=SecureRounds(…) too")
         return
-    wrong = []
-    if codec is None or not _adds_up(codec):
-        wrong.append('codec="mpdd:m=…:keys=shared" with 32 bits or codec="fedsgd", whose numbers add up')
-    elif codec.protection() is not None or codec.error_feedback:
-        wrong.append("a codec without clip, noise and memories: SecureRounds has a clip and noise of its own")
-    if weighting != "equal":
-        wrong.append('weighting="equal": nobody may see how much a client has')
-    if robust is not None:
-        wrong.append("robust=False: nobody sees single updates, of which a robust mean tells the liars")
-    if wrong:
-        raise ConfigError(f"secure needs {'; '.join(wrong)}")
-    assert codec is not None
-    SecureUplink(codec.build(), 2**10, 2, secure.clip)  # refuses scalars of fewer bits
+    if codec is None:
+        raise ConfigError('secure needs a codec by name, "mpdd:m=…:keys=shared" or "fedsgd", whose numbers add up')
+    changes = codec.protection() is not None or codec.error_feedback
+    secure.check_parts(codec.build(), codec.keys, weighting=weighting, robust=robust is not None, changes=changes)
 
 
 def protection_of(secure: SecureRounds) -> dict[str, float]:

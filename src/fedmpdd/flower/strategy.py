@@ -29,9 +29,8 @@ from fedmpdd.flower.secure_strategy import SecureRound, check_secure, protection
 from fedmpdd.secure_sum import Roster
 from fedmpdd.server.replica import Replica
 from fedmpdd.server.step import StepRule
-from fedmpdd.simulation.config import parse_codec
-from fedmpdd.simulation.sections import CodecConfig, ServerConfig
 from fedmpdd.uplink import Mean, Reference, RobustMean, Screening, SecureRounds
+from fedmpdd.uplink.codec_config import CodecConfig, parse_codec
 from fedmpdd.wire.bundle import Bundle
 
 _PROTECTION = ("clip", "noise_multiplier", "scale_grid")
@@ -51,7 +50,7 @@ class FedMPDD(FedAvg):
     returns: what train functions give back, "model" (after some local steps) or "gradient".
     lr: the server's step size. If clients return models and none is given: 1, plain averaging, or less where the error
         of the round's mean would do harm, see `fedmpdd.flower.caution`.
-    server: its optimiser, as in a config of fedmpdd; SGD if not given.
+    server: its optimiser, a `StepRule`; SGD if not given.
     weighting: "examples", by the metric `weighted_by_key`, or "equal".
     downlink: "model", the whole model to every node in every round, or "replay", what the rounds that a node missed
         added to it, where that is less. All nodes then see all updates, but not with downlink_bits.
@@ -74,7 +73,7 @@ class FedMPDD(FedAvg):
         codec: str = "auto",
         returns: Returned = "model",
         lr: float | None = None,
-        server: ServerConfig | None = None,
+        server: StepRule | None = None,
         weighting: str = "examples",
         downlink: DownlinkKind = "model",
         downlink_bits: int | None = None,
@@ -106,7 +105,7 @@ class FedMPDD(FedAvg):
         self.lr = 1.0 if lr is None else lr
         self._careful = lr is None
         self._caution = Caution()
-        self.server = server or ServerConfig()
+        self.server = server or StepRule()
         self.weighting = weighting
         self.max_value, self.max_ratio = max_value, max_ratio
         self.robust = (RobustMean() if robust else None) if isinstance(robust, bool) else robust
@@ -240,8 +239,7 @@ class FedMPDD(FedAvg):
     @property
     def _follow(self) -> Follow:
         """What a node must know to follow, but for the hash of a model."""
-        rule = StepRule(**self.server.model_dump())
-        return Follow("", self.arrayrecord_key, rule, self.lr, self._mean_bits)
+        return Follow("", self.arrayrecord_key, self.server, self.lr, self._mean_bits)
 
     @property
     def _mean_bits(self) -> int | None:

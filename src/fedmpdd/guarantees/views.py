@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from fedmpdd.errors import PrivacyError
 from fedmpdd.secure_sum.neighbours import SECRECY
 from fedmpdd.simulation import RunConfig
-from fedmpdd.simulation.sections import SecureConfig
 from fedmpdd.tasks.data import PartitionKind, idx, mnist_5k
 from fedmpdd.tasks.data.cifar10 import BATCHES, ROWS
+from fedmpdd.uplink import SecureRounds
 from fedmpdd.uplink.discrete_gaussian import NEGLIGIBLE, closeness
 
 # Training examples of the datasets whose number is known without reading them.
@@ -175,7 +175,7 @@ def _round_mean(config: RunConfig) -> Sight:
     return Sight(what, 1, reason, tells_who)
 
 
-def _secure_sum(secure: SecureConfig, clients: int) -> Sight:
+def _secure_sum(secure: SecureRounds, clients: int) -> Sight:
     """Integer noise of all who stay; a sum of such noises is one of its own kind, but for next to nothing."""
     if secure.noise_multiplier > 0 and closeness(secure.noise_in_steps(clients), clients) > NEGLIGIBLE:
         raise PrivacyError(

@@ -9,8 +9,9 @@ from fedmpdd.codecs import Codec
 from fedmpdd.errors import ConfigError
 from fedmpdd.privacy.attacks import ATTACKS
 from fedmpdd.runs.compare import codec_config
-from fedmpdd.simulation.config import RunConfig, apply_overrides, codec_words, parse_config, read_table
+from fedmpdd.simulation.config import RunConfig, apply_overrides, parse_config, read_table
 from fedmpdd.uplink import Protection
+from fedmpdd.uplink.codec_config import codec_words
 
 
 class AuditConfig(BaseModel):

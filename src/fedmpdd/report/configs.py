@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedmpdd.pages.words import NOTHING, flatten
-from fedmpdd.simulation.config import RunConfig, codec_words
+from fedmpdd.simulation.config import RunConfig
+from fedmpdd.uplink.codec_config import codec_words
 
 
 @dataclass(frozen=True)

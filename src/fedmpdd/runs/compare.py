@@ -10,10 +10,11 @@ from fedmpdd.errors import ConfigError, InputError
 from fedmpdd.runs.driver import Callback, StopWhen, Training, at_target, progress, train
 from fedmpdd.runs.environment import environment
 from fedmpdd.runs.history import History, RunRecord
-from fedmpdd.simulation.config import RunConfig, apply_overrides, codec_overrides, parse_config
+from fedmpdd.simulation.config import RunConfig, apply_overrides, parse_config
 from fedmpdd.simulation.engine import Federation, federation_of
 from fedmpdd.simulation.replay import model_sha256
 from fedmpdd.tasks.data import load
+from fedmpdd.uplink.codec_config import codec_overrides
 
 OnRound = Callable[[str, int, float | None, int, int], None]  # which codec, and what `progress` shows
 

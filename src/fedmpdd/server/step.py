@@ -1,48 +1,49 @@
 """The server's step, for who has the server's vectors as tensors and for clients that follow without PyTorch."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
+
+from fedmpdd.documents import check_number
+from fedmpdd.errors import ConfigError
 
 Vector = TypeVar("Vector")  # an array of float32, or a tensor
 OPTIMISERS: dict[str, tuple[str, ...]] = {"sgd": (), "momentum": ("velocity",), "adam": ("first", "second")}
 
 
-class Rule(Protocol):
-    """Optimiser and constants; `ServerConfig` has them, and `StepRule`."""
-
-    @property
-    def optimiser(self) -> str:
-        """`sgd`, `momentum` or `adam`."""
-
-    @property
-    def momentum(self) -> float:
-        """Of `momentum`."""
-
-    @property
-    def beta1(self) -> float:
-        """Of `adam`."""
-
-    @property
-    def beta2(self) -> float:
-        """Of `adam`."""
-
-    @property
-    def epsilon(self) -> float:
-        """Of `adam`."""
-
-
 @dataclass(frozen=True)
 class StepRule:
-    """A rule as it travels, where pydantic is not needed."""
+    """How a server steps along the decoded gradient, in a config and in what clients follow.
 
-    optimiser: str = "sgd"
+    Args:
+        optimiser: `sgd`, `momentum` or `adam`.
+        momentum: of `momentum`.
+        beta1: of `adam`, as are the others.
+        beta2: see there.
+        epsilon: see there.
+
+    Example:
+        >>> StepRule("adam", beta2=0.999).optimiser
+        'adam'
+
+    """
+
+    optimiser: Literal["sgd", "momentum", "adam"] = "sgd"
     momentum: float = 0.9
     beta1: float = 0.9
     beta2: float = 0.99
     epsilon: float = 1e-8
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a step that nobody can take."""
+        if self.optimiser not in OPTIMISERS:
+            raise ConfigError(f"optimiser = {self.optimiser!r}: expected 'sgd', 'momentum' or 'adam'")
+        for name in ("momentum", "beta1", "beta2"):
+            check_number(name, getattr(self, name), 0, 1, "a number from 0 to below 1")
+        check_number("epsilon", self.epsilon, math.ulp(0.0), math.inf, "a finite number above 0")
 
 
 class Step(Generic[Vector]):
@@ -53,7 +54,7 @@ class Step(Generic[Vector]):
     turn into a product. Constants are Python's floats, which NumPy and PyTorch both round to float32 first.
     """
 
-    def __init__(self, rule: Rule, lr: float, zeros: Callable[[], Vector]) -> None:
+    def __init__(self, rule: StepRule, lr: float, zeros: Callable[[], Vector]) -> None:
         self._rule = rule
         # It multiplies model differences too: with several local steps 1.0 is plain averaging.
         self._lr = float(lr)  # NumPy would compute in float64 with one of its own

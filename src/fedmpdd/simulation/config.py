@@ -2,18 +2,66 @@
 
 import math
 import tomllib
-from collections.abc import Mapping
+from dataclasses import MISSING, fields
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, Field, ModelWrapValidatorHandler, PrivateAttr, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    ValidationError,
+    model_validator,
+)
 
 from fedmpdd.codecs import Codec
+from fedmpdd.documents import parse_override
 from fedmpdd.errors import ConfigError, InputError
-from fedmpdd.simulation.sections import STRICT, CodecConfig, PartitionConfig, RobustConfig, SecureConfig, ServerConfig
-from fedmpdd.tasks.data import DATASETS
-from fedmpdd.uplink import check_parts
+from fedmpdd.server.step import StepRule
+from fedmpdd.tasks.data import DATASETS, PartitionKind
+from fedmpdd.uplink import RobustMean, SecureRounds, check_parts
+from fedmpdd.uplink.codec_config import CodecConfig, explain
+
+STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+Kind = TypeVar("Kind")
+
+
+def _table_of(kind: type[Kind]) -> BeforeValidator:
+    """Return what makes settings of a table: dataclasses, which rooms above this one have without pydantic."""
+    types = {field.name: field.type for field in fields(kind)}  # type: ignore[arg-type]
+    required = [field.name for field in fields(kind) if field.default is MISSING]  # type: ignore[arg-type]
+
+    def read(value: Any) -> Any:
+        if value is None or isinstance(value, kind):
+            return value
+        if not isinstance(value, dict):
+            raise ValueError(f"expected a table with the keys {', '.join(types)}, got {value!r}")
+        for key in value:
+            if key not in types:
+                raise ValueError(f"{key} is not a key of this table; its keys are {', '.join(types)}")
+        for key in required:
+            if key not in value:
+                raise ValueError(f"{key} is missing, and has no default")
+        whole = {key: float(one) for key, one in value.items() if types[key] is float and type(one) is int}
+        return kind(**{**value, **whole})
+
+    return BeforeValidator(read)
+
+
+class PartitionConfig(BaseModel):
+    """How examples are dealt out. Its seed is apart from the training seed, so that five seeds share one split."""
+
+    model_config = STRICT
+
+    kind: PartitionKind = Field(default=PartitionKind.IID, strict=False)  # a word in TOML
+    seed: int = Field(default=2024, ge=0, lt=2**63)
+    classes_per_client: int = Field(default=2, ge=1)
+    alpha: float = Field(default=0.5, gt=0)
+    virtual_size: int = Field(default=64, ge=1)
 
 
 class RunConfig(BaseModel):
@@ -46,9 +94,9 @@ class RunConfig(BaseModel):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     tf32: bool = False
     partition: PartitionConfig = PartitionConfig()
-    server: ServerConfig = ServerConfig()
-    secure: SecureConfig | None = None
-    robust: RobustConfig | None = None
+    server: Annotated[StepRule, _table_of(StepRule)] = StepRule()
+    secure: Annotated[SecureRounds | None, _table_of(SecureRounds)] = None
+    robust: Annotated[RobustMean | None, _table_of(RobustMean)] = None
     codec: CodecConfig = Field(default_factory=lambda: CodecConfig.model_validate({"name": "mpdd", "m": 400}))
 
     _dropped: dict[str, Any] = PrivateAttr(default_factory=dict)  # settings of earlier versions that are no more
@@ -115,13 +163,14 @@ class RunConfig(BaseModel):
         if self.downlink == "replay" and self.journal is False:
             raise ConfigError('downlink = "replay" sends what the journal holds; leave journal = false out')
         if self.secure is not None:
-            self.secure.check(codec, self.codec.keys, self.per_round)
-            if self.robust is not None or self.weighting != "equal" or protection or self.codec.error_feedback:
-                raise ConfigError(
-                    'secure shows nobody a single update, which robust and weighting = "examples" look at, and clips '
-                    "and adds noise itself, before which error_feedback remembers nothing; leave these and codec.clip "
-                    "out"
-                )
+            changes = protection is not None or self.codec.error_feedback
+            self.secure.check_parts(
+                codec, self.codec.keys, weighting=self.weighting, robust=self.robust is not None, changes=changes
+            )
+            try:
+                self.secure.check(self.per_round)
+            except ConfigError as error:
+                raise ConfigError(f"secure.{error}") from None
 
     @property
     def source(self) -> str:
@@ -144,7 +193,7 @@ class RunConfig(BaseModel):
     @property
     def mean_bits(self) -> int | None:
         """The bits of the one update that stands for a round; None where the clients' updates do."""
-        trims = self.robust is not None and self.robust.build().trims(self.codec.build(), shared=self.shares_keys)
+        trims = self.robust is not None and self.robust.trims(self.codec.build(), shared=self.shares_keys)
         return 32 if self.downlink_bits is None and trims else self.downlink_bits
 
     def bundle_codec(self, codec: Codec, round_number: int) -> Codec:
@@ -242,23 +291,6 @@ def parse_config(values: dict[str, Any]) -> RunConfig:
         raise ConfigError("; ".join(_explain(problem) for problem in error.errors())) from None
 
 
-def parse_codec(text: str) -> CodecConfig:
-    """Return the codec that a text like `mpdd:m=400:bits=1:keys=partitioned` describes."""
-    return parse_config(apply_overrides({}, codec_overrides(text))).codec
-
-
-def codec_overrides(text: str) -> list[str]:
-    """Return the changes to a config that such a text stands for."""
-    name, *parameters = text.strip().split(":")
-    return [f"codec.name={name}", *(f"codec.{parameter}" for parameter in parameters)]
-
-
-def codec_words(name: str, parameters: Mapping[str, Any]) -> str:
-    """Return the text that `parse_codec` reads as this codec."""
-    words = {key: str(value).lower() if isinstance(value, bool) else value for key, value in parameters.items()}
-    return ":".join([name, *(f"{key}={word}" for key, word in words.items())])
-
-
 DROPPED = {"": ("evaluate_mean",), "codec": ("memory",), "server": ("control",)}  # by table; null where not used
 
 
@@ -281,15 +313,7 @@ def _without_dropped(values: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def _apply(values: dict[str, Any], override: str) -> None:
-    key, equals, text = override.partition("=")
-    if not equals or not key:
-        raise ConfigError(f"{override!r} is not an override: expected key=value, like codec.m=400")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text  # a bare word is a string
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{override[:60]!r} … is not an override: {error}") from None
+    key, value = parse_override(override)
     table = values
     *parents, last = key.split(".")
     for parent in parents:
@@ -308,17 +332,7 @@ def _apply(values: dict[str, Any], override: str) -> None:
 
 def _explain(problem: Any) -> str:
     """One sentence: the key, what came, what is allowed."""
-    where = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
-        tables: dict[str, type[BaseModel]] = {
-            "partition": PartitionConfig,
-            "server": ServerConfig,
-            "secure": SecureConfig,
-            "robust": RobustConfig,
-        }
-        known = tables.get(str(problem["loc"][0]), RunConfig).model_fields
-        return f"{where} is not a key of a config; the keys here are {', '.join(known)}"
-    message = str(problem["msg"]).removeprefix("Value error, ")
-    if problem["type"] == "value_error":
-        return f"{where}: {message}" if where else message
-    return f"{where} = {problem['input']!r}: {message[0].lower()}{message[1:]}"
+        known = (PartitionConfig if problem["loc"][0] == "partition" else RunConfig).model_fields
+        return f"{'.'.join(map(str, problem['loc']))} is not a key of a config; the keys here are {', '.join(known)}"
+    return explain(problem)

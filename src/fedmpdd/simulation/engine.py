@@ -352,7 +352,7 @@ def _uplink_of(config: RunConfig, codec: Codec, d: int, memory: ErrorFeedback | 
             memory=memory,
             protection=config.codec.protection(),
             mean_bits=config.downlink_bits,
-            robust=None if config.robust is None else config.robust.build(),
+            robust=config.robust,
         )
     except InputError as error:
         raise ConfigError(f"codec: {error}") from None

@@ -13,8 +13,7 @@ import numpy as np
 from fedmpdd.codecs import Codec
 from fedmpdd.directions import Key
 from fedmpdd.secure_sum import bytes_down, bytes_up
-from fedmpdd.simulation.sections import SecureConfig
-from fedmpdd.uplink import Mean, NoiseSource
+from fedmpdd.uplink import Mean, NoiseSource, SecureRounds
 from fedmpdd.uplink.secure import Elements, SecureUplink
 
 
@@ -33,7 +32,7 @@ class SummedUplink:
 
     in_groups = False  # the noise of all is one draw
 
-    def __init__(self, config: SecureConfig, codec: Codec, d: int, clients: int, mean_bits: int | None) -> None:
+    def __init__(self, config: SecureRounds, codec: Codec, d: int, clients: int, mean_bits: int | None) -> None:
         self._mean_bits = mean_bits or 32
         self.sums = SecureUplink(codec, d, clients, config.clip, config.noise_multiplier, config.ring_bits)
         self._terms = self.sums.terms(bytes(16), 0, threshold=config.threshold(clients), neighbours=config.neighbours)

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmpdd.codecs import MPDD, Codec, Update
-from fedmpdd.errors import ConfigError
+from fedmpdd.documents import check_number
 from fedmpdd.uplink.reference import FEW, lower_median
 from fedmpdd.wire.bundle import Bundle
 
@@ -52,12 +52,11 @@ class RobustMean:
     disagreement: float = 2.0
 
     def __post_init__(self) -> None:
-        if not (self.shrink > 0 and math.isfinite(self.shrink)):
-            raise ConfigError(f"shrink = {self.shrink!r}: expected a finite number above 0, such as 1.0")
-        if not 0 <= self.trim < 0.5:
-            raise ConfigError(f"trim = {self.trim!r}: expected a share from 0 to below 0.5, such as 0.3")
-        if not self.disagreement > 0:
-            raise ConfigError(f"disagreement = {self.disagreement!r}: expected a number above 0, such as 2.0")
+        check_number("shrink", self.shrink, math.ulp(0.0), math.inf, "a finite number above 0, such as 1.0")
+        check_number("trim", self.trim, 0, 0.5, "a share from 0 to below 0.5, such as 0.3")
+        if self.disagreement != math.inf:
+            words = "a number above 0, such as 2.0"
+            check_number("disagreement", self.disagreement, math.ulp(0.0), math.inf, words)
 
     def trims(self, codec: Codec, *, shared: bool) -> bool:
         """Return whether the mean of a codec's updates becomes one update, made of trimmed scalars."""

@@ -6,6 +6,8 @@ This needs no cryptography, so that a config can be checked and an ε stated wit
 import math
 from dataclasses import dataclass
 
+from fedmpdd.codecs import Codec
+from fedmpdd.documents import check_number
 from fedmpdd.errors import ConfigError
 from fedmpdd.uplink.discrete_gaussian import LARGEST_DEVIATION
 
@@ -47,9 +49,9 @@ class SecureRounds:
             ("dropouts", 0.0, 0.5, "a share from 0 to 1/2, 1/2 excluded"),
             ("colluding", 0.0, 0.5, "a share from 0 to 1/2, 1/2 excluded"),
         ):
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value < high:
-                raise ConfigError(f"{name} = {value!r}: expected {allowed}")
+            check_number(name, getattr(self, name), low, high, allowed)
+        if self.ring_bits not in range(16, 65):
+            raise ConfigError(f"ring_bits = {self.ring_bits!r}: expected a number from 16 to 64")
         value = self.neighbours
         if not isinstance(value, int) or isinstance(value, bool) or value < 0 or value % 2:
             raise ConfigError(f"neighbours = {value!r}: expected an even number, or 0 for everybody")
@@ -69,6 +71,29 @@ class SecureRounds:
     def noise_in_steps(self, clients: int) -> float:
         """Return the deviation of the noise that a client adds to each of its numbers, in steps of the integers."""
         return self.noise_multiplier * levels(clients, self.ring_bits, self.noise_multiplier)
+
+    def check_parts(self, codec: Codec, keys: str, *, weighting: str, robust: bool, changes: bool) -> None:
+        """Raise ConfigError for parts of an uplink that a sum of unseen updates cannot have, all of them at once.
+
+        Args:
+            codec: of the updates.
+            keys: who chooses keys, "shared" for one key of all clients.
+            weighting: "equal" or "examples".
+            robust: whether a robust mean is asked for.
+            changes: whether clients protect updates by other means, or remember what was left out of them.
+
+        """
+        needs = []
+        if not codec.adds_up or (codec.needs_key and keys != "shared"):
+            needs.append('codec "mpdd:m=…:keys=shared" with 32 bits or "fedsgd", whose numbers add up')
+        if changes:
+            needs.append("a codec without clip, noise and error_feedback: secure sums clip and add noise themselves")
+        if weighting != "equal":
+            needs.append('weighting "equal": nobody may see how much a client has')
+        if robust:
+            needs.append("a mean that is not robust: nobody sees single updates, by which one tells liars")
+        if needs:
+            raise ConfigError(f"secure needs {'; '.join(needs)}")
 
     def check(self, clients: int) -> None:
         """Raise ConfigError unless so many clients can have a sum that hides each of them.
