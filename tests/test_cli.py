@@ -16,7 +16,7 @@ from fedmpdd.cli import main
 from fedmpdd.runs.folders import CHECKPOINT
 from fedmpdd.runs.history import METRICS
 from fedmpdd.simulation.journal import JournalReader
-from tests.report.made_up import make_run, make_runs
+from tests.report.fixtures import make_run, make_runs
 
 Refused = Callable[..., str]
 

@@ -11,7 +11,7 @@ from fedmpdd_paper.tables import Table, load_table, table_names
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Selection:
     """What was asked for, by what has to be done for it."""
 
     tables: list[Table]
@@ -25,12 +25,12 @@ def all_names() -> list[str]:
     return [*table_names(), latency.NAME, *figure_names(), *study_names()]
 
 
-def choose(names: Sequence[str]) -> Wanted:
+def choose(names: Sequence[str]) -> Selection:
     """Return what these names stand for."""
     wanted = list(dict.fromkeys(each for name in names for each in (all_names() if name == "all" else [name])))
     if unknown := [name for name in wanted if name not in all_names()]:
         raise InputError(f"{unknown[0]!r} is unknown: expected all, or some of {', '.join(all_names())}")
-    return Wanted(
+    return Selection(
         [load_table(name) for name in wanted if name in table_names()],
         latency.NAME in wanted,
         [name for name in wanted if name in figure_names()],

@@ -14,7 +14,7 @@ pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 if os.name != "posix":
     pytest.skip("process groups are needed", allow_module_level=True)
 
-from fedmpdd.flower.meter import Meter, serve
+from fedmpdd.flower.socket_counter import SocketCounter, serve
 from tests.flower.deployment import Deployment, deployment, free_port
 
 pytestmark = pytest.mark.slow
@@ -24,7 +24,7 @@ ANY_SIZE = Path(__file__).parent / "downlink_app"
 
 
 @contextmanager
-def metered(meter: Meter, ports: list[int], target: int) -> Iterator[None]:
+def metered(meter: SocketCounter, ports: list[int], target: int) -> Iterator[None]:
     """Run the meter in a thread of its own."""
     loop = asyncio.new_event_loop()
     ready = asyncio.Event()
@@ -44,15 +44,15 @@ def metered(meter: Meter, ports: list[int], target: int) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def counted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Deployment, Meter]]:
-    meter, ports = Meter(), [free_port(), free_port()]
+def counted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Deployment, SocketCounter]]:
+    meter, ports = SocketCounter(), [free_port(), free_port()]
     with deployment(tmp_path_factory.mktemp("bytes"), nodes=0, secure=False) as one, metered(meter, ports, one.port):
         for number, port in enumerate(ports):
             one.add_node(f"partition-id={number} num-partitions=2", through=port)
         yield one, meter
 
 
-def per_reply(counted: tuple[Deployment, Meter], strategy: str, model: str) -> float:
+def per_reply(counted: tuple[Deployment, SocketCounter], strategy: str, model: str) -> float:
     """Bytes from a client to the SuperLink for one reply: all requests that it takes, headers included."""
     one, meter = counted
     meter.requests.clear()
@@ -67,14 +67,14 @@ def per_reply(counted: tuple[Deployment, Meter], strategy: str, model: str) -> f
 
 @pytest.mark.parametrize(("model", "share"), [("small", 10), ("cnn", 100)])
 def test_one_bit_takes_a_fraction_of_the_bytes_on_the_socket(
-    counted: tuple[Deployment, Meter], model: str, share: int
+    counted: tuple[Deployment, SocketCounter], model: str, share: int
 ) -> None:
     whole, one_bit = (per_reply(counted, strategy, model) for strategy in ("fedsgd", "fedmpdd"))
     print(f"{model}: {whole:,.0f} bytes a reply with FedSGD, {one_bit:,.0f} with FedMPDD, m = 400, one bit")
     assert one_bit <= whole / share
 
 
-def per_message(counted: tuple[Deployment, Meter], d: int, downlink: str) -> tuple[float, str]:
+def per_message(counted: tuple[Deployment, SocketCounter], d: int, downlink: str) -> tuple[float, str]:
     """Bytes from the SuperLink to a client for a message of the last of three rounds, and the model they led to."""
     one, meter = counted
     meter.requests.clear()
@@ -89,7 +89,7 @@ def per_message(counted: tuple[Deployment, Meter], d: int, downlink: str) -> tup
 
 @pytest.mark.parametrize(("d", "share"), [(13_426, 20), (319_242, 500)])
 def test_what_rounds_added_takes_a_fraction_of_the_bytes_of_the_model(
-    counted: tuple[Deployment, Meter], d: int, share: int
+    counted: tuple[Deployment, SocketCounter], d: int, share: int
 ) -> None:
     (whole, model), (rounds, same) = (per_message(counted, d, downlink) for downlink in ("model", "replay"))
     print(

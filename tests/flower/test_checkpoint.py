@@ -12,9 +12,9 @@ from safetensors.numpy import save_file
 from fedmpdd.errors import RunError
 from fedmpdd.flower import checkpoint
 from fedmpdd.flower.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-from fedmpdd.flower.layout import Layout
+from fedmpdd.flower.layout import ParameterLayout
 
-LAYOUT = Layout(("w", "b"), ((2, 3), (2,)), ("float32", "float32"))
+LAYOUT = ParameterLayout(("w", "b"), ((2, 3), (2,)), ("float32", "float32"))
 MODEL = np.linspace(-1, 1, 8, dtype=np.float32)
 KEPT = Checkpoint(7, MODEL, {"v": MODEL * 2}, 0.25)
 

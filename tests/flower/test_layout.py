@@ -9,11 +9,11 @@ import pytest
 from fedmpdd.codecs import CODECS
 from fedmpdd.directions import Key
 from fedmpdd.errors import InputError, OrderError
-from fedmpdd.flower.layout import Layout
-from fedmpdd.flower.order import Order
+from fedmpdd.flower.instructions import RoundInstructions
+from fedmpdd.flower.layout import ParameterLayout
 
-LAYOUT = Layout(("a", "b"), ((3, 4), (4,)), ("float32", "float64"))
-ORDER = Order(3, {"name": "mpdd", "m": 5}, LAYOUT, "model", Key(7, 2))
+LAYOUT = ParameterLayout(("a", "b"), ((3, 4), (4,)), ("float32", "float64"))
+ORDER = RoundInstructions(3, {"name": "mpdd", "m": 5}, LAYOUT, "model", Key(7, 2))
 
 
 def text_with(**changes: Any) -> str:
@@ -31,8 +31,11 @@ def with_shapes(*shapes: Any) -> str:
 
 
 def test_orders_travel() -> None:
-    assert Order.from_text(ORDER.as_text()) == ORDER
-    assert Order.from_text(text_with(layout={"names": ["x"], "shapes": [[]], "dtypes": ["float32"]})).layout.d == 1
+    assert RoundInstructions.from_text(ORDER.as_text()) == ORDER
+    assert (
+        RoundInstructions.from_text(text_with(layout={"names": ["x"], "shapes": [[]], "dtypes": ["float32"]})).layout.d
+        == 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -43,20 +46,20 @@ def test_orders_travel() -> None:
 def test_sides_that_no_array_has(side: Any) -> None:
     for shapes in ([[side]], [[3], [2, side]]):
         with pytest.raises(OrderError, match=r"has shape .* expected integers"):
-            Order.from_text(with_shapes(*shapes))
+            RoundInstructions.from_text(with_shapes(*shapes))
 
 
 @pytest.mark.parametrize("shape", [None, 3, "34", {"a": 3}, [[3]], [1] * 33], ids=str)
 def test_shapes_that_no_array_has(shape: Any) -> None:
     with pytest.raises(OrderError, match="has shape"):
-        Order.from_text(with_shapes(shape))
+        RoundInstructions.from_text(with_shapes(shape))
 
 
 @pytest.mark.parametrize("shapes", [[[0]], [[2**40, 2**40]], [[2**32, 2**32]], [[2**39], [2**40]], []], ids=str)
 def test_numbers_of_coordinates_that_no_model_has(shapes: list[list[int]]) -> None:
     """2^32 · 2^32 is 0 modulo 2^64, and must not pass as that."""
     with pytest.raises(OrderError, match="no coordinate, or more than"):
-        Order.from_text(with_shapes(*shapes))
+        RoundInstructions.from_text(with_shapes(*shapes))
 
 
 @pytest.mark.parametrize(
@@ -76,10 +79,10 @@ def test_numbers_of_coordinates_that_no_model_has(shapes: list[list[int]]) -> No
 )
 def test_layouts_that_no_model_has(layout: Any) -> None:
     with pytest.raises(OrderError):
-        Order.from_text(text_with(layout=layout))
+        RoundInstructions.from_text(text_with(layout=layout))
     if isinstance(layout, dict):
         with pytest.raises(InputError):
-            Layout.from_values(layout)
+            ParameterLayout.from_values(layout)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +103,7 @@ def test_layouts_that_no_model_has(layout: Any) -> None:
 )
 def test_text_that_is_no_order(text: str) -> None:
     with pytest.raises(OrderError):
-        Order.from_text(text)
+        RoundInstructions.from_text(text)
 
 
 HUGE = 10**4_000
@@ -127,7 +130,7 @@ WRONG: dict[str, list[Any]] = {
 def test_orders_that_nobody_can_follow(changes: dict[str, Any]) -> None:
     tracemalloc.start()
     with pytest.raises(OrderError):
-        Order.from_text(text_with(**changes))
+        RoundInstructions.from_text(text_with(**changes))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 1_000_000
@@ -139,7 +142,7 @@ def test_codecs_with_strange_parameters_are_refused(name: str) -> None:
     for value in values:
         for parameter in ("m", "k", "size", "bits", "rows", "group", "rank", "warmup", "noise", "log2_step", "scaled"):
             try:
-                Order.from_text(text_with(codec={"name": name, parameter: value}))
+                RoundInstructions.from_text(text_with(codec={"name": name, parameter: value}))
             except OrderError:
                 continue
             assert value is None or parameter == "warmup"  # what it is by itself, or a warmup that never ends
@@ -147,4 +150,4 @@ def test_codecs_with_strange_parameters_are_refused(name: str) -> None:
 
 def test_an_order_as_long_as_a_model_is_not_parsed() -> None:
     with pytest.raises(OrderError, match="characters, and at most"):
-        Order.from_text("[" * (2**24 + 1))
+        RoundInstructions.from_text("[" * (2**24 + 1))

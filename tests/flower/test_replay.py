@@ -18,9 +18,9 @@ from flwr.serverapp.strategy import Result
 
 from fedmpdd.errors import ConfigError, OrderError
 from fedmpdd.flower import FedMPDD, fedmpdd_mod
-from fedmpdd.flower.layout import Layout
-from fedmpdd.flower.mod import LOST
-from fedmpdd.flower.order import CATCH_UP, ORDER, Follow, Order
+from fedmpdd.flower.instructions import CATCH_UP, ORDER, ReplicaSettings, RoundInstructions
+from fedmpdd.flower.layout import ParameterLayout
+from fedmpdd.flower.mod import REPLICA_LOST
 from fedmpdd.flower.replay import FOLLOWING, MODEL
 from fedmpdd.server.step import StepRule
 from fedmpdd.simulation import federation_of, parse_config, sampling
@@ -255,7 +255,7 @@ def test_who_cannot_follow_says_so_and_is_sent_the_model(kind: str, optimiser: A
     own = options(SHARED, lr=0.3, server=StepRule(optimiser=optimiser))
     result = run(FedMPDD(**own, downlink="replay"), 6, grid)
     ((node, code, text),) = grid.errors
-    assert (node, code) == (2, LOST)
+    assert (node, code) == (2, REPLICA_LOST)
     assert reason in text
     assert grid.kinds(2) == ["whole", "rounds", "rounds", "whole", "rounds", "rounds"]
     assert grid.kinds(1) == ["whole"] + ["rounds"] * 5
@@ -304,7 +304,7 @@ def test_an_error_of_the_train_function_changes_nothing() -> None:
 
     grid = Wire(app=app)
     run(FedMPDD(**options(SHARED), downlink="replay"), 4, grid)
-    assert [code == LOST for _, code, _ in grid.errors] == [False]
+    assert [code == REPLICA_LOST for _, code, _ in grid.errors] == [False]
     assert grid.kinds(1) == ["whole", "rounds", "rounds", "rounds"]
 
 
@@ -423,8 +423,8 @@ from fedmpdd.wire.catch_up import CatchUp
 from fedmpdd.codecs import MPDD
 from fedmpdd.directions import Key
 from fedmpdd.flower import fedmpdd_mod
-from fedmpdd.flower.layout import Layout, pack_flat
-from fedmpdd.flower.order import CATCH_UP, ORDER, Follow, Order
+from fedmpdd.flower.layout import ParameterLayout, pack_flat
+from fedmpdd.flower.instructions import CATCH_UP, ORDER, ReplicaSettings, RoundInstructions
 from fedmpdd.flower.replay import make_replica, model_hash, pack_round, pack_vectors
 from fedmpdd.server.step import StepRule
 
@@ -437,13 +437,13 @@ def train(message, context):
     return Message(RecordDict({"a": message.content["arrays"], "m": metrics}), reply_to=message)
 
 rule = StepRule("adam")
-layout, codec = Layout(("w",), ((60,),), ("float32",)), MPDD(8)
+layout, codec = ParameterLayout(("w",), ((60,),), ("float32",)), MPDD(8)
 context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
 server = make_replica(rule, 0.1, np.zeros(60, np.float32))
 
 def ask(k, **records):
-    follow = Follow(model_hash(server.flat), "arrays", rule, 0.1)
-    order = Order(k, {"name": "mpdd", "m": 8}, layout, "model", follow=follow)
+    follow = ReplicaSettings(model_hash(server.flat), "arrays", rule, 0.1)
+    order = RoundInstructions(k, {"name": "mpdd", "m": 8}, layout, "model", follow=follow)
     config = ConfigRecord({ORDER: order.as_text(), **{CATCH_UP: value for value in records.pop("added", ())}})
     content = RecordDict({"config": config, **records})
     reply = app(Message(content, dst_node_id=1, message_type="train"), context)
@@ -482,20 +482,22 @@ def test_shared_directions_are_stepped_along_as_carefully_as_for_one_node() -> N
     ],
 )
 def test_orders_that_cannot_be_followed_are_refused(changes: dict[str, Any], problem: str) -> None:
-    layout = Layout(("w",), ((60,),), ("float32",))
-    follow = Follow("0" * 16, "arrays", StepRule(), 0.1)
-    values = json.loads(Order(1, {"name": "fedsgd"}, layout, "model", follow=follow).as_text())
+    layout = ParameterLayout(("w",), ((60,),), ("float32",))
+    follow = ReplicaSettings("0" * 16, "arrays", StepRule(), 0.1)
+    values = json.loads(RoundInstructions(1, {"name": "fedsgd"}, layout, "model", follow=follow).as_text())
     values["follow"] |= changes
     with pytest.raises(OrderError, match=problem):
-        Order.from_text(json.dumps(values)).bundle_codec(1)
+        RoundInstructions.from_text(json.dumps(values)).bundle_codec(1)
 
 
 def test_an_order_without_a_layout_needs_one_that_is_known() -> None:
-    layout = Layout(("w",), ((6, 10),), ("float32",))
-    order = Order(1, {"name": "fedsgd"}, layout, "model", follow=Follow("0" * 16, "arrays", StepRule(), 0.1))
-    assert Order.from_text(order.as_text(with_layout=False), layout) == order
+    layout = ParameterLayout(("w",), ((6, 10),), ("float32",))
+    order = RoundInstructions(
+        1, {"name": "fedsgd"}, layout, "model", follow=ReplicaSettings("0" * 16, "arrays", StepRule(), 0.1)
+    )
+    assert RoundInstructions.from_text(order.as_text(with_layout=False), layout) == order
     with pytest.raises(OrderError, match="no model here yet"):
-        Order.from_text(order.as_text(with_layout=False))
+        RoundInstructions.from_text(order.as_text(with_layout=False))
 
 
 @pytest.mark.parametrize(

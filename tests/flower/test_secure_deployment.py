@@ -19,7 +19,7 @@ if os.name != "posix":
 
 from fedmpdd.codecs import MPDD
 from fedmpdd.directions import Key, derive_seed
-from fedmpdd.flower.meter import Meter
+from fedmpdd.flower.socket_counter import SocketCounter
 from fedmpdd.flower.strategy import NO_CLIENT
 from tests.flower.deployment import Deployment, deployment, free_port
 from tests.flower.test_bytes import metered
@@ -40,9 +40,9 @@ class Evidence:
     sums: dict[int, dict[str, Any]]  # by round
     node_ids: list[int]
     signed_sum: dict[str, Any]
-    secure: Meter
-    signed: Meter
-    plain: Meter
+    secure: SocketCounter
+    signed: SocketCounter
+    plain: SocketCounter
     survivors: set[str]  # ports
 
 
@@ -64,7 +64,7 @@ def kill_two(one: Deployment, folder: Path) -> None:
 @pytest.fixture(scope="module")
 def evidence(tmp_path_factory: pytest.TempPathFactory) -> Evidence:
     folder = tmp_path_factory.mktemp("sums")
-    meter, ports = Meter(), [free_port() for _ in range(NODES)]
+    meter, ports = SocketCounter(), [free_port() for _ in range(NODES)]
     with (
         deployment(tmp_path_factory.mktemp("deployment"), nodes=0, secure=False) as one,
         metered(meter, ports, one.port),
@@ -75,12 +75,12 @@ def evidence(tmp_path_factory: pytest.TempPathFactory) -> Evidence:
         one.flwr("run", str(APP), "test", "--run-config", f'folder="{folder}" num-server-rounds=2 waiting={WAITS}')
         kill_two(one, folder)
         wait_for(lambda: one.runs()[0]["status"] == "finished:completed", "the end of the run")
-        secure = Meter(list(meter.requests))
+        secure = SocketCounter(list(meter.requests))
         sums = {number: json.loads((folder / f"sum-{number}.json").read_text()) for number in (1, 2)}
         node_ids = [int((folder / f"train-1-{number}").read_text()) for number in range(NODES)]
         meter.requests.clear()
         assert one.run(APP, f'folder="{folder}" signed=true', timeout=LONGEST).status == "finished:completed"
-        signed, signed_sum = Meter(list(meter.requests)), json.loads((folder / "sum-1.json").read_text())
+        signed, signed_sum = SocketCounter(list(meter.requests)), json.loads((folder / "sum-1.json").read_text())
         meter.requests.clear()
         assert one.run(APP, f'folder="{folder}" secure=false', timeout=LONGEST).status == "finished:completed"
     survivors = {str(port) for number, port in enumerate(ports) if number not in (WAITS, ANSWERED)}

@@ -19,7 +19,7 @@ from flwr.clientapp import ClientApp
 from fedmpdd.errors import ConfigError, InputError, RunError
 from fedmpdd.flower import FedMPDD, fedmpdd_mod
 from fedmpdd.flower.checkpoint import read_checkpoint, write_checkpoint
-from fedmpdd.flower.layout import Layout
+from fedmpdd.flower.layout import ParameterLayout
 from fedmpdd.server.step import StepRule
 from fedmpdd.simulation import Federation, federation_of, parse_config, sampling
 from tests.flower.grid import Between, InProcessGrid
@@ -414,7 +414,7 @@ def test_a_checkpoint_that_says_nothing_of_steps_is_read(tmp_path: Path, lines: 
     """As those of versions without `caution`, and those of a server whose user named a step size."""
     file = tmp_path / "checkpoint.safetensors"
     run(FedMPDD(codec="mpdd:m=2", fraction_evaluate=0.0, checkpoint=file), 3, steps=1.0)
-    start = Layout.of(initial())
+    start = ParameterLayout.of(initial())
     write_checkpoint(file, replace(read_checkpoint(file, start, ()), estimate=None, caution=None), start)
     run(FedMPDD(codec="mpdd:m=2", fraction_evaluate=0.0, checkpoint=file), 4, steps=1.0)
     assert any("round 4:" in line and "the server takes 1 of the step" in line for line in lines)
@@ -423,7 +423,7 @@ def test_a_checkpoint_that_says_nothing_of_steps_is_read(tmp_path: Path, lines: 
 def test_a_checkpoint_with_impossible_steps_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "checkpoint.safetensors"
     run(FedMPDD(codec="mpdd:m=2", fraction_evaluate=0.0, checkpoint=file), 1)
-    start = Layout.of(initial())
+    start = ParameterLayout.of(initial())
     saved = read_checkpoint(file, start, ())
     write_checkpoint(file, replace(saved, caution={"steps": -1}), start)
     with pytest.raises(RunError, match="a sum of steps or an error"):
@@ -434,7 +434,7 @@ def test_the_one_number_of_an_old_checkpoint_drops_nobody(tmp_path: Path) -> Non
     """It was a root mean square, which is √d times smaller than the length of a gradient of d coordinates."""
     file = tmp_path / "checkpoint.safetensors"
     run(FedMPDD(codec="fedsgd", fraction_evaluate=0.0, checkpoint=file), 1)
-    start = Layout.of(initial())
+    start = ParameterLayout.of(initial())
     kept = read_checkpoint(file, start, ())
     assert kept.reference is not None
     write_checkpoint(file, replace(kept, usual=kept.reference["largest"] / 2_000, reference=None), start)

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.__main__ import main as benchmarks
 from fedmpdd.cli import main as command_line
-from tests.report.made_up import make_audit, make_runs
+from tests.report.fixtures import make_audit, make_runs
 
 TINY = ("rounds=4", "clients=10", "clients_per_round=4", "evaluate_every=2", "device=cpu")
 NOISY = ("codec.keys=shared", "codec.clip=2.0", "codec.noise_multiplier=0.5", "clients=200", "rounds=5")
@@ -75,10 +75,10 @@ def table_document(folder: Path) -> Any:
 
 def meter_document() -> Any:
     """Return what `meter` prints after a conversation of one client."""
-    from fedmpdd.flower.meter import Meter
-    from tests.flower.test_meter import measure, request, say
+    from fedmpdd.flower.socket_counter import SocketCounter
+    from tests.flower.test_socket_counter import measure, request, say
 
-    async def talk(meter: Meter, ports: list[int]) -> None:
+    async def talk(meter: SocketCounter, ports: list[int]) -> None:
         await say(ports[0], request("/SendMessages", b"frame"))
 
     meter = measure(talk)

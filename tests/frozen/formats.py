@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fedmpdd import Key, Session, derive_seed, pack, partitioned_keys
 from fedmpdd.codecs import MPDD, Codec, Update
 from fedmpdd.secure_sum import FixedPoint, Terms, messages, primitives
-from fedmpdd.secure_sum.client import own_mask, pair_mask, seed_digest
+from fedmpdd.secure_sum.client import pair_mask, seed_digest, self_mask
 from fedmpdd.server.step import Step, StepRule
 from fedmpdd.simulation import parse_config, sampling
 from fedmpdd.simulation.journal import Header, Record
@@ -148,7 +148,7 @@ def secure_sums() -> dict[str, str]:
             str([terms.holders(client) for client in range(9)]).encode(),
             messages.write_set([0, 3, 8], 9),
             seed_digest(terms, 1, secrets[0]),
-            terms.ring.pack(own_mask(terms, 1, secrets[0])),
+            terms.ring.pack(self_mask(terms, 1, secrets[0])),
             terms.ring.pack(pair_mask(terms, 1, 2, secrets[0], public)),
         )
     fixed = FixedPoint(3.0, 32, 1e-6)

@@ -82,15 +82,15 @@ def test_every_combination() -> None:
         friends = 6 if secure and "colluding" in secure else 0
         # 3. Who takes part in a round knows its own noise.
         to_clients = in_bundle if downlink == "replay" else in_mean
-        assert rows["local"].hiding == 1
-        assert rows["aggregate"].hiding == max(1, in_mean - friends)
-        assert rows["central"].hiding == in_mean
-        assert rows["clients"].hiding == max(1, to_clients - max(1, friends))
-        assert rows["run folder"].hiding == 0
+        assert rows["local"].noises == 1
+        assert rows["aggregate"].noises == max(1, in_mean - friends)
+        assert rows["central"].noises == in_mean
+        assert rows["clients"].noises == max(1, to_clients - max(1, friends))
+        assert rows["run folder"].noises == 0
         # 4. A journal shows its bundles.
         assert ("journal" in rows) == (downlink == "replay" or bool(journal))
         if "journal" in rows:
-            assert rows["journal"].hiding == in_bundle
+            assert rows["journal"].noises == in_bundle
         # 5. A sample stays secret from who sees models alone, along shared directions and with equal weights.
         alike = keys == "shared" and weighting == "equal"
         secret = {model for model, row in rows.items() if not row.sample_is_known_because}
@@ -118,7 +118,7 @@ def test_a_control_is_made_of_what_everybody_saw() -> None:
 def test_clients_in_league() -> None:
     config = config_of("model", None, "shared", 32, None, None, "equal", 0.0, 1)
     assert config is not None
-    assert [by_model(config, c)["clients"].hiding for c in (1, 2, 59, 60, 599)] == [59, 58, 1, 1, 1]
+    assert [by_model(config, c)["clients"].noises for c in (1, 2, 59, 60, 599)] == [59, 58, 1, 1, 1]
     assert by_model(config, 5)["central"] == by_model(config)["central"]
     for wrong in (0, -1, 600):
         with pytest.raises(PrivacyError, match="from 1 to all but one"):
@@ -170,7 +170,7 @@ def test_bundles_of_the_engine_hold_what_the_table_says(changes: dict[str, Any],
     federation.close()
     bundle = unpack_bundle(federation.bundle, config.bundle_codec(federation.codec, 0), federation.model.d)
     assert len(bundle.updates) == updates
-    assert (by_model(config)["clients"].sight.noises > 1) == (updates == 1)
+    assert (by_model(config)["clients"].exposure.noises > 1) == (updates == 1)
     assert federation.journal_header.config["seed"] == config.seed  # which samples follow from
 
 
@@ -201,6 +201,6 @@ def test_a_robust_mean_adds_no_noise_of_others() -> None:
     values: dict[str, Any] = {"clients": 100, "clients_per_round": 20, "codec": {"m": 8, "keys": "shared", **PROTECTED}}
     for robust, noises, sampled in ((None, 20, True), ({}, 1, False)):
         rows = by_model(parse_config({**values, "robust": robust}))
-        assert rows["central"].sight.noises == noises
+        assert rows["central"].exposure.noises == noises
         assert (rows["central"].sample_is_known_because == "") == sampled
-        assert rows["clients"].hiding == max(1, noises - 1)
+        assert rows["clients"].noises == max(1, noises - 1)

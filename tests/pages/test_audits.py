@@ -6,7 +6,7 @@ import pytest
 from fedmpdd.errors import RunError
 from fedmpdd.pages import builder
 from fedmpdd.pages.audits import Section, context_of, read_audit, sections_of
-from tests.report.made_up import audit_row, grey_png, make_audit
+from tests.report.fixtures import audit_row, grey_png, make_audit
 
 
 def section(folder: Path) -> Section:

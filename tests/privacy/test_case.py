@@ -41,7 +41,7 @@ def test_of_a_codec_that_grows_the_largest_is_attacked() -> None:
         observations_of(audit, make_case(audit), text)
         for text in ("peaks:m=4:grows_to=12:grows_after=3:keys=derived", "peaks:m=12:keys=derived")
     )
-    assert [own.sights[0].frame for own in growing] == [own.sights[0].frame for own in grown]
+    assert [own.updates[0].frame for own in growing] == [own.updates[0].frame for own in grown]
 
 
 def test_what_clients_send_is_what_the_audit_says() -> None:
@@ -51,15 +51,15 @@ def test_what_clients_send_is_what_the_audit_says() -> None:
     case = make_case(audit)
     bare, safe = (observations_of(audit, case, text) for text in ("mpdd:m=30", protected))
     assert len(bare) == len(safe) == 2
-    sights = [sight for own in bare for sight in own.sights]
-    assert len({sight.key for sight in sights}) == len(sights) == 4
-    assert len({sight.frame for sight in sights}) == 4
-    assert all(sight.protection is None for sight in sights)
+    updates = [observed for own in bare for observed in own.updates]
+    assert len({observed.key for observed in updates}) == len(updates) == 4
+    assert len({observed.frame for observed in updates}) == 4
+    assert all(observed.protection is None for observed in updates)
     for one, other in zip(bare, safe, strict=True):
         assert one.labels is None
-        assert one.sights[0].key == other.sights[0].key
-        assert one.sights[0].frame != other.sights[0].frame
-        assert other.sights[0].protection is not None
+        assert one.updates[0].key == other.updates[0].key
+        assert one.updates[0].frame != other.updates[0].frame
+        assert other.updates[0].protection is not None
     granted = load_audit("audit-mnist", CHANGES, codecs="mpdd:m=30")
     for own, labels in zip(observations_of(granted, case, "mpdd:m=30"), case.labels, strict=True):
         assert own.labels is not None

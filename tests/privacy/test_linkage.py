@@ -2,7 +2,7 @@ import numpy as np
 
 from fedmpdd.codecs import MPDD
 from fedmpdd.privacy.linkage import linkage, rank_of_truth
-from tests.privacy.scenes import pictures, seen, smooth_network
+from tests.privacy.fixtures import pictures, seen, smooth_network
 
 
 def test_the_true_image_is_found_among_others() -> None:

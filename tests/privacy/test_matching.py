@@ -9,7 +9,7 @@ from fedmpdd.directions import Key
 from fedmpdd.privacy.matching import Cosine, SquaredDifference, match_decoded, match_sent, project
 from fedmpdd.privacy.observation import one_hot
 from tests.conftest import gaussian
-from tests.privacy.scenes import seen, smooth_network
+from tests.privacy.fixtures import seen, smooth_network
 
 
 @pytest.mark.parametrize("family", ["rademacher", "hadamard"])
@@ -31,7 +31,7 @@ def test_projection_and_its_derivative_are_those_of_the_dense_matrix(family: str
 def test_what_was_sent_without_loss_is_explained_by_the_truth_alone(codec: Codec) -> None:
     victim, flat = smooth_network()
     observations, images, labels = seen(victim, flat, codec)
-    match = match_sent([o.sights[0] for o in observations])
+    match = match_sent([o.updates[0] for o in observations])
     truth = victim.gradients(flat, torch.from_numpy(images), one_hot(torch.from_numpy(labels), victim.classes))
     other = victim.gradients(flat, torch.rand(2, 1, 1, 6, 6), one_hot(torch.from_numpy(labels), victim.classes))
     assert (match(truth) < 1e-6).all()
@@ -43,28 +43,30 @@ def test_rounded_scalars_leave_the_truth_within_what_rounding_explains(bits: int
     victim, flat = smooth_network()
     codec = MPDD(100, bits=bits)
     observations, images, labels = seen(victim, flat, codec)
-    sights = [o.sights[0] for o in observations]
+    updates = [o.updates[0] for o in observations]
     truth = victim.gradients(flat, torch.from_numpy(images), one_hot(torch.from_numpy(labels), victim.classes))
-    for row, sight in zip(truth, sights, strict=True):
-        scalars = project(row[None], [sight.key], codec.family, codec.m)[0].numpy() / float(sight.update.arrays[0][0])
-        assert (np.abs(scalars - codec.written([sight.update]).numbers[0]) < 1).all()
+    for row, observed in zip(truth, updates, strict=True):
+        scalars = project(row[None], [observed.key], codec.family, codec.m)[0].numpy() / float(
+            observed.update.arrays[0][0]
+        )
+        assert (np.abs(scalars - codec.written([observed.update]).numbers[0]) < 1).all()
     # Only the mild pull towards the level itself is left: below a twentieth of a squared step a scalar.
-    steps = torch.tensor([float(s.update.arrays[0][0]) for s in sights]).square() * codec.m
-    numbers = codec.written([s.update for s in sights]).numbers
-    power = torch.tensor([float((s.update.arrays[0][0] * n**2).sum()) for s, n in zip(sights, numbers, strict=True)])
-    assert (match_sent(sights)(truth) <= 0.05 * steps / (power * steps.sqrt() / codec.m**0.5)).all()
+    steps = torch.tensor([float(s.update.arrays[0][0]) for s in updates]).square() * codec.m
+    numbers = codec.written([s.update for s in updates]).numbers
+    power = torch.tensor([float((s.update.arrays[0][0] * n**2).sum()) for s, n in zip(updates, numbers, strict=True)])
+    assert (match_sent(updates)(truth) <= 0.05 * steps / (power * steps.sqrt() / codec.m**0.5)).all()
 
 
 def test_a_one_bit_observation_is_consistent_with_the_truth() -> None:
     victim, flat = smooth_network()
     codec = MPDD(400, bits=1)
     observations, images, labels = seen(victim, flat, codec)
-    sights = [o.sights[0] for o in observations]
+    updates = [o.updates[0] for o in observations]
     truth = victim.gradients(flat, torch.from_numpy(images), one_hot(torch.from_numpy(labels), victim.classes))
-    scalars = project(truth, [s.key for s in sights], codec.family, codec.m).numpy()
-    signs = codec.written([s.update for s in sights]).numbers
+    scalars = project(truth, [s.key for s in updates], codec.family, codec.m).numpy()
+    signs = codec.written([s.update for s in updates]).numbers
     assert (np.sign(scalars) == signs).all()
-    match = match_sent(sights)
+    match = match_sent(updates)
     assert (match(truth) < match(truth.roll(1, dims=0))).all()
     assert (match(truth) < match(-truth)).all()
     assert (match(truth) < match(3 * truth)).all()  # the scale gives the norm away
@@ -75,11 +77,11 @@ def test_peaks_are_consistent_with_the_truth(family: str) -> None:
     victim, flat = smooth_network()
     codec = Peaks(12, 16, family)
     observations, images, labels = seen(victim, flat, codec)
-    sights = [o.sights[0] for o in observations]
+    updates = [o.updates[0] for o in observations]
     truth = victim.gradients(flat, torch.from_numpy(images), one_hot(torch.from_numpy(labels), victim.classes))
-    for row, sight in zip(truth, sights, strict=True):
-        assert codec.magnitude(sight.update) == pytest.approx(float(row.norm()), rel=0.5)
-    match = match_sent(sights)
+    for row, observed in zip(truth, updates, strict=True):
+        assert codec.magnitude(observed.update) == pytest.approx(float(row.norm()), rel=0.5)
+    match = match_sent(updates)
     assert (match(truth) < match(truth.roll(1, dims=0))).all()
     assert (match(truth) < match(-truth)).all()
     assert (match(truth) < match(3 * truth)).all()
@@ -88,7 +90,7 @@ def test_peaks_are_consistent_with_the_truth(family: str) -> None:
 def test_decoded_estimates_are_matched_as_published() -> None:
     victim, flat = smooth_network()
     observations, _, _ = seen(victim, flat, QSGD(bits=4))
-    targets = match_decoded([o.sights[0] for o in observations])
+    targets = match_decoded([o.updates[0] for o in observations])
     assert torch.allclose(SquaredDifference(targets)(targets), torch.zeros(2))
     assert torch.allclose(Cosine(targets)(2 * targets), torch.zeros(2), atol=1e-6)
     assert torch.allclose(Cosine(targets)(-targets), torch.full((2,), 2.0), atol=1e-6)

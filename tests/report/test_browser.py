@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedmpdd.report import Goals, collect, write_report
-from tests.report.made_up import ONE_BIT, make_audit, make_run, make_runs
+from tests.report.fixtures import ONE_BIT, make_audit, make_run, make_runs
 
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 LINES = (

@@ -10,7 +10,7 @@ from fedmpdd.errors import RunError
 from fedmpdd.report import Goals, tables, write_report
 from fedmpdd.report.collect import collect
 from fedmpdd.runs.history import Round
-from tests.report.made_up import ONE_BIT, audit_row, make_audit, make_run, make_runs
+from tests.report.fixtures import ONE_BIT, audit_row, make_audit, make_run, make_runs
 
 
 def test_runs_and_audits_are_found_at_any_depth_and_once(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from fedmpdd.errors import ConfigError
 from fedmpdd.report.collect import collect
 from fedmpdd.report.numbers import Goals, Row, rows_of, tables, tasks_of
 from fedmpdd.runs.history import Statistic, statistic
-from tests.report.made_up import ONE_BIT, make_audit, make_run, make_runs
+from tests.report.fixtures import ONE_BIT, make_audit, make_run, make_runs
 
 
 def rows(folder: Path, *, targets: tuple[float, ...] = (), budgets: tuple[int, ...] = ()) -> list[Row]:

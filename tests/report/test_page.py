@@ -7,7 +7,7 @@ import pytest
 from fedmpdd.errors import RunError
 from fedmpdd.report import Goals, collect, write_report
 from fedmpdd.report.page import render
-from tests.report.made_up import audit_row, make_audit, make_run, make_runs
+from tests.report.fixtures import audit_row, make_audit, make_run, make_runs
 
 NASTY = "<script>alert(1)</script>&\"'"
 

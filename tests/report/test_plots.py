@@ -6,7 +6,7 @@ import pytest
 from fedmpdd.report.collect import collect
 from fedmpdd.report.numbers import tasks_of
 from fedmpdd.report.plots import LOSS_POINTS, accuracy_curve, curves_of, loss_curve, widest_window
-from tests.report.made_up import make_run, make_runs
+from tests.report.fixtures import make_run, make_runs
 
 
 def test_a_group_is_a_mean_with_its_spread_and_single_runs(tmp_path: Path) -> None:

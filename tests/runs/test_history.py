@@ -19,7 +19,7 @@ from fedmpdd.runs.history import (
     read_run,
     statistic,
 )
-from tests.report.made_up import make_run
+from tests.report.fixtures import make_run
 
 
 def rows(accuracies: Mapping[int, float], rounds: int, **changes: Any) -> list[dict[str, Any]]:

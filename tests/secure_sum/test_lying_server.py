@@ -23,7 +23,7 @@ from fedmpdd.secure_sum import (
     shamir,
     threshold_against,
 )
-from fedmpdd.secure_sum.client import own_mask, pair_mask, survivors_text
+from fedmpdd.secure_sum.client import pair_mask, self_mask, survivors_text
 from fedmpdd.secure_sum.messages import HEADER_BYTES, Kind, advertised_bytes, split, write, write_set
 from fedmpdd.secure_sum.ring import Words
 from fedmpdd.secure_sum.shamir import SHARE_BYTES
@@ -188,7 +188,7 @@ class SplitView:
         seed, key = self.secret(victim, 0), self.secret(victim, 1)
         if seed is None or key is None:
             return None
-        total = self.round.masked(victim) - own_mask(self.terms, victim, seed)
+        total = self.round.masked(victim) - self_mask(self.terms, victim, seed)
         for other in range(self.terms.clients):
             if other != victim:
                 total = total - self.pair(victim, other, key)
@@ -201,7 +201,7 @@ class SplitView:
         for i in range(self.terms.clients):
             seed, key = self.secret(i, 0), self.secret(i, 1)
             if seed is not None:
-                total = total + self.round.masked(i) - own_mask(self.terms, i, seed)
+                total = total + self.round.masked(i) - self_mask(self.terms, i, seed)
             elif key is None:
                 return None
             else:

@@ -38,7 +38,7 @@ from fedmpdd.secure_sum import (
     secure_sum,
     threshold_against,
 )
-from fedmpdd.secure_sum.client import own_mask, pair_mask, seed_digest
+from fedmpdd.secure_sum.client import pair_mask, seed_digest, self_mask
 from fedmpdd.secure_sum.messages import HEADER_BYTES, Kind, write
 from fedmpdd.secure_sum.terms import client_ids
 from tests.secure_sum.rounds import Round, terms_of
@@ -282,7 +282,7 @@ def test_known_answers_are_those_of_the_document() -> None:
     public = primitives.public_of(theirs)
     context = terms.digest + bytes(32) + client_ids(1, 3)
     lock = primitives.derive(primitives.agree(mine, public), b"channel", context)
-    masks = [own_mask(terms, 2, seed), pair_mask(terms, 1, 3, mine, public)]
+    masks = [self_mask(terms, 2, seed), pair_mask(terms, 1, 3, mine, public)]
     answers = [terms.digest.hex(), seed_digest(terms, 2, seed).hex(), lock.hex()]
     for answer in [*answers, *(" ".join(f"{word:08x}" for word in mask) for mask in masks)]:
         assert f"`{answer}`" in DOCUMENT

@@ -20,7 +20,7 @@ from fedmpdd.secure_sum import (
     secure_sum,
     shamir,
 )
-from fedmpdd.secure_sum.client import own_mask, pair_mask
+from fedmpdd.secure_sum.client import pair_mask, self_mask
 from fedmpdd.secure_sum.messages import HEADER_BYTES, SEALED_BYTES, Kind, write, write_set
 from fedmpdd.secure_sum.neighbours import broken_promises
 from tests.secure_sum.rounds import Round, some_vectors, sum_of, terms_of
@@ -286,10 +286,10 @@ def test_a_client_may_refuse_to_have_few_neighbours() -> None:
 # ------------------------------------------------------------------------------------------ what the server sees
 
 
-def without_own_masks(this: Round) -> NDArray[np.uint32]:
+def without_self_masks(this: Round) -> NDArray[np.uint32]:
     """What is left of all vectors when the server has the seeds: what it learns of those who stay."""
     terms = this.terms
-    rows = [this.masked(i) - own_mask(terms, i, this.clients[i]._seed) for i in range(terms.clients)]
+    rows = [this.masked(i) - self_mask(terms, i, this.clients[i]._seed) for i in range(terms.clients)]
     return np.stack(rows).astype(np.uint32)
 
 
@@ -299,7 +299,7 @@ def test_all_but_one_of_a_circle_look_uniform_and_all_give_the_sum() -> None:
         Round(terms_of(5, 64, neighbours=2, round=k), np.full((5, 64), 77, np.uint64), until=Phase.UNMASK)
         for k in range(100)
     ]
-    seen = np.stack([without_own_masks(this) for this in rounds])
+    seen = np.stack([without_self_masks(this) for this in rounds])
     for members in ([0], [0, 1, 2], [0, 1, 2, 3]):
         octets = seen[:, members].sum(axis=1, dtype=np.uint32).view(np.uint8).ravel()
         assert stats.chisquare(np.bincount(octets, minlength=256)).pvalue > 1e-9
@@ -315,7 +315,7 @@ def test_a_circle_that_is_cut_gives_away_the_sums_of_its_pieces() -> None:
     while len(order) < 8:
         order.append(next(holder for holder in terms.holders(order[-1]) if holder not in order))
     colluders, piece = (order[0], order[4]), tuple(order[1:4])
-    rows = without_own_masks(this)
+    rows = without_self_masks(this)
     found = np.sum([rows[i] for i in piece], axis=0, dtype=np.uint32)
     for colluder in colluders:  # they know the masks that they agreed on with their neighbours
         for other in (i for i in piece if colluder in terms.holders(i)):

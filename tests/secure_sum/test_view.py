@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from fedmpdd.secure_sum import Phase, primitives
-from fedmpdd.secure_sum.client import own_mask, pair_mask
+from fedmpdd.secure_sum.client import pair_mask, self_mask
 from fedmpdd.secure_sum.messages import HEADER_BYTES
 from tests.secure_sum.rounds import Round, terms_of
 
@@ -33,7 +33,7 @@ def views(value: int, rounds: int, *, lifted: bool = False) -> NDArray[np.uint32
         this = Round(terms, np.full((3, 64), value, np.uint64), until=Phase.UNMASK)
         rows = [this.masked(i) for i in range(3)]
         if lifted:
-            rows = [terms.ring.reduced(row - own_mask(terms, i, this.clients[i]._seed)) for i, row in enumerate(rows)]
+            rows = [terms.ring.reduced(row - self_mask(terms, i, this.clients[i]._seed)) for i, row in enumerate(rows)]
         seen.append(np.stack(rows))
     return np.stack(seen).astype(np.uint32)
 
@@ -112,7 +112,7 @@ def test_who_was_called_a_drop_out_and_comes_late_stays_hidden() -> None:
     vector = this.masked(late)
     for other in (1, 2):
         vector = vector - pair_mask(terms, late, other, secret, this.clients[other]._mask_keys[other])
-    assert (vector == own_mask(terms, late, this.clients[late]._seed)).all()  # of zeros, the mask alone is left
+    assert (vector == self_mask(terms, late, this.clients[late]._seed)).all()  # of zeros, the mask alone is left
     assert chi_square(vector.view(np.uint8)) > ALARM
 
 
@@ -127,9 +127,9 @@ def test_masks_cancel_and_no_two_rounds_clients_or_purposes_share_one() -> None:
     masks = [
         here,
         pair_mask(later, 0, 1, secrets[0], public[1]),
-        own_mask(terms, 0, agreed),
-        own_mask(terms, 1, agreed),
-        own_mask(later, 0, agreed),
+        self_mask(terms, 0, agreed),
+        self_mask(terms, 1, agreed),
+        self_mask(later, 0, agreed),
     ]
     assert len({mask.tobytes() for mask in masks}) == len(masks)
     first, second = (Round(terms, until=Phase.UNMASK) for _ in range(2))

@@ -24,13 +24,13 @@ def meter(
     import asyncio
 
     try:
-        from fedmpdd.flower.meter import Meter, serve
+        from fedmpdd.flower.socket_counter import SocketCounter, serve
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error}; install fedmpdd[train,flower]") from None
     host, _, port = superlink.rpartition(":")
     if not host or not port.isdigit() or not 1 <= int(port) <= 65_535:
         raise ConfigError(f"--superlink {superlink!r} is not host:port, like 127.0.0.1:8000")
-    counted = Meter()
+    counted = SocketCounter()
     counted_ports = ports or [9101]
     messages.print(f"counting between ports {', '.join(map(str, counted_ports))} and {superlink}; stop with Ctrl-C")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # in the background there is no Ctrl-C

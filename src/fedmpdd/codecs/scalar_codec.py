@@ -16,7 +16,7 @@ from fedmpdd.codecs.backends import HOST, Array, Backend
 from fedmpdd.codecs.base import LARGEST_COORDINATE, Arrays, Batch, Codec, Columns, Section, Update, mean_factors
 from fedmpdd.codecs.evidence import Evidence, Projections
 from fedmpdd.codecs.packing import length_of
-from fedmpdd.codecs.scalar_codes import ScalarCode, SignCode, Written
+from fedmpdd.codecs.scalar_codes import EncodedScalars, ScalarCode, SignCode
 from fedmpdd.directions import Key, derive_seed, family_named
 from fedmpdd.errors import CodecError
 
@@ -125,7 +125,7 @@ class ScalarCodec(Codec):
         written = self.scalars.read(backend, columns, self.count)
         return self.combine(backend, written, keys, factors, d)
 
-    def combine(self, backend: Backend, written: Written, keys: Sequence[Key], factors: Array, d: int) -> Array:
+    def combine(self, backend: Backend, written: EncodedScalars, keys: Sequence[Key], factors: Array, d: int) -> Array:
         """Sum over updates of factor times estimate, given the scalars as they were written."""
         multipliers = self.scalars.multipliers(factors, written.scales, self.count)
         if written.packed:
@@ -134,12 +134,12 @@ class ScalarCodec(Codec):
 
     # ------------------------------------------------------------------------- scalars along the same directions
 
-    def written(self, updates: Sequence[Update]) -> Written:
+    def written(self, updates: Sequence[Update]) -> EncodedScalars:
         """Return the scalars of updates as numbers and scales; signs as ±1."""
         numbers, scales, packed = self.scalars.read(HOST, Batch.of(updates).columns, self.count)
         if packed:
             numbers = 1.0 - np.float32(2.0) * HOST.unpack_bits(numbers, self.count)
-        return Written(numbers, np.broadcast_to(scales, len(updates)))
+        return EncodedScalars(numbers, np.broadcast_to(scales, len(updates)))
 
     def scalars_of(self, update: Update) -> Float64:
         """Return the scalars of an update [count]."""

@@ -37,7 +37,7 @@ _SCALE_TOO_LARGE = (
 )
 
 
-class Written(NamedTuple):
+class EncodedScalars(NamedTuple):
     """Scalars as they were written: numbers [updates, count], and the float64 scale of each update's, or 1.0 for all.
 
     packed: the numbers are ±1 and come as bits, [updates, ⌈count/8⌉], a set bit meaning −1.
@@ -71,7 +71,7 @@ class ScalarCode(ABC):
         """
 
     @abstractmethod
-    def read(self, backend: Backend, columns: Columns, count: int) -> Written:
+    def read(self, backend: Backend, columns: Columns, count: int) -> EncodedScalars:
         """Turn sections into numbers and scales."""
 
     def multipliers(self, factors: Array, scales: Array | float, count: int) -> Array:
@@ -105,8 +105,8 @@ class Float32Code(ScalarCode):
     def write(self, backend: Backend, scalars: Array, moments: Array | None, keys: list[Key]) -> Columns:
         return (backend.cast(scalars, "<f4"),)
 
-    def read(self, backend: Backend, columns: Columns, count: int) -> Written:
-        return Written(backend.cast(backend.stacked(columns[0]), "<f4"), 1.0)
+    def read(self, backend: Backend, columns: Columns, count: int) -> EncodedScalars:
+        return EncodedScalars(backend.cast(backend.stacked(columns[0]), "<f4"), 1.0)
 
     def second_moment(self, count: int) -> float:
         return 1.0
@@ -157,9 +157,9 @@ class LevelCode(ScalarCode):
             return scales[:, None], pack_nibbles(backend, backend.cast(levels, "<i1"))
         return scales[:, None], backend.cast(levels, _INTEGER_TYPES[self.bits])
 
-    def read(self, backend: Backend, columns: Columns, count: int) -> Written:
+    def read(self, backend: Backend, columns: Columns, count: int) -> EncodedScalars:
         levels = self._levels_of(backend, backend.stacked(columns[1]), count)
-        return Written(backend.cast(levels, "<f4"), backend.cast(backend.stacked(columns[0])[:, 0], "<f8"))
+        return EncodedScalars(backend.cast(levels, "<f4"), backend.cast(backend.stacked(columns[0])[:, 0], "<f8"))
 
     def _levels_of(self, backend: Backend, scalars: Array, count: int) -> Array:
         return unpack_nibbles(backend, scalars, count) if self.bits == 4 else scalars
@@ -200,9 +200,9 @@ class SignCode(ScalarCode):
         negative = (backend.cast(scalars, "<f4") < 0) & (scales > 0)[:, None]
         return scales[:, None], backend.pack_bits(negative)
 
-    def read(self, backend: Backend, columns: Columns, count: int) -> Written:
+    def read(self, backend: Backend, columns: Columns, count: int) -> EncodedScalars:
         scales = backend.cast(backend.stacked(columns[0])[:, 0], "<f8")
-        return Written(backend.stacked(columns[1]), scales, packed=True)
+        return EncodedScalars(backend.stacked(columns[1]), scales, packed=True)
 
     def second_moment(self, count: int) -> float:
         return math.pi / 2
@@ -269,13 +269,13 @@ class PeakCode(ScalarCode):
         numbers = xp.where(levels[:, None] > 0, places + self.group * (highest < 0), 0)
         return levels[:, None], pack_indices(backend, numbers, self.bits)
 
-    def read(self, backend: Backend, columns: Columns, count: int) -> Written:
+    def read(self, backend: Backend, columns: Columns, count: int) -> EncodedScalars:
         """See ScalarCode: zeros, but for the peaks."""
         places, negative = self.peaks(backend, columns, count)
         numbers = backend.zeros((len(places), count), "<f4")
         backend.put(numbers, places, backend.cast(1 - 2 * negative, "<f4"))
         scales = backend.like(scale_values())[backend.cast(backend.stacked(columns[0])[:, 0], "<i8")]
-        return Written(numbers, self.group * scales)
+        return EncodedScalars(numbers, self.group * scales)
 
     def multipliers(self, factors: Array, scales: Array | float, count: int) -> Array:
         """See ScalarCode: in the order of operations that peaks were published with."""

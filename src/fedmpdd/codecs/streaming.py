@@ -18,7 +18,7 @@ from fedmpdd.codecs.backends import HOST, Backend, backend_of, backend_on
 from fedmpdd.codecs.base import Batch, Codec, Float32, Update, mean_factors
 from fedmpdd.codecs.cutting import CHUNK, gather, scatter
 from fedmpdd.codecs.scalar_codec import ScalarCodec
-from fedmpdd.codecs.scalar_codes import Written
+from fedmpdd.codecs.scalar_codes import EncodedScalars
 from fedmpdd.directions import (
     MOMENT_LANES,
     TILE,
@@ -198,7 +198,7 @@ class _HostStream:
     def transformed(self, buffer: Any, d: int) -> Float32:
         return Hadamard().encode_in_place(buffer, d, self._key, self._m)
 
-    def filler(self, written: Written, multipliers: Any, keys: Sequence[Key], m: int) -> Any:
+    def filler(self, written: EncodedScalars, multipliers: Any, keys: Sequence[Key], m: int) -> Any:
         def fill(out: Any, first_tile: int) -> None:
             out.fill(0)
             if written.packed:
@@ -247,7 +247,7 @@ class _DeviceStream:
         scalars = self._cuda.hadamard_encode_in_place(buffer, d, self._hadamard_keys, self._m)
         return np.asarray(scalars.cpu().numpy())
 
-    def filler(self, written: Written, multipliers: Any, keys: Sequence[Key], m: int) -> Any:
+    def filler(self, written: EncodedScalars, multipliers: Any, keys: Sequence[Key], m: int) -> Any:
         numbers = written.numbers
         if written.packed:
             numbers = 1.0 - 2.0 * self._backend.unpack_bits(numbers, m).float()

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedmpdd.documents import parse_json
 from fedmpdd.errors import DocumentError, RunError
-from fedmpdd.flower.layout import Float32, Layout
+from fedmpdd.flower.layout import Float32, ParameterLayout
 from fedmpdd.server import checkpoints
 
 _MODEL, _SERVER, _ESTIMATE = "model", "server.", "estimate"
@@ -36,7 +36,7 @@ class Checkpoint:
     caution: dict[str, Any] | None = None  # and what else that knows, see fedmpdd.flower.caution
 
 
-def write_checkpoint(path: Path, checkpoint: Checkpoint, layout: Layout) -> None:
+def write_checkpoint(path: Path, checkpoint: Checkpoint, layout: ParameterLayout) -> None:
     """Write the file; a crash leaves the old one or the new one."""
     vectors = {_MODEL: checkpoint.model} | {_SERVER + name: value for name, value in checkpoint.server.items()}
     if checkpoint.estimate is not None:
@@ -46,7 +46,7 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint, layout: Layout) -> None
     checkpoints.write_checkpoint(path, vectors, {**notes, _ROUNDS: str(checkpoint.rounds), _LAYOUT: _text(layout)})
 
 
-def read_checkpoint(path: Path, layout: Layout, server: tuple[str, ...]) -> Checkpoint:
+def read_checkpoint(path: Path, layout: ParameterLayout, server: tuple[str, ...]) -> Checkpoint:
     """Read the file of a server with this model and optimiser, or raise RunError."""
     found = checkpoints.read_checkpoint(path, layout.d, _REMEDY, _UNSEALED_NOTES)
     expected = {_MODEL, *(_SERVER + name for name in server)}
@@ -91,5 +91,5 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _text(layout: Layout) -> str:
+def _text(layout: ParameterLayout) -> str:
     return json.dumps([layout.names, layout.shapes, layout.dtypes])

@@ -11,8 +11,8 @@ from flwr.common.logger import log
 
 from fedmpdd.codecs.mpdd import BITS
 from fedmpdd.errors import CodecError, ConfigError
-from fedmpdd.flower.layout import FLAT, Float32, Layout, pack_flat
-from fedmpdd.flower.order import CATCH_UP, ORDER, Follow, Order
+from fedmpdd.flower.instructions import CATCH_UP, ORDER, ReplicaSettings, RoundInstructions
+from fedmpdd.flower.layout import FLAT, Float32, ParameterLayout, pack_flat
 from fedmpdd.flower.replay import FACTOR_BYTES, model_hash, pack_round, pack_vectors
 from fedmpdd.server.replica import Replica
 from fedmpdd.uplink import check_parts
@@ -25,12 +25,12 @@ MOST_FAILURES = 2  # in a row, of a node that was to follow: it computes otherwi
 
 
 @dataclass(frozen=True)
-class Parcel:
+class Delivery:
     """What one node is sent of the model: arrays, or what rounds added; and what it needs to follow from there on."""
 
     arrays: ArrayRecord | None = None
     rounds: bytes | None = None
-    follow: Follow | None = None
+    follow: ReplicaSettings | None = None
 
     @property
     def nbytes(self) -> int:
@@ -39,7 +39,7 @@ class Parcel:
             return len(self.rounds)
         return 0 if self.arrays is None else 4 * self.arrays[FLAT].shape[0]
 
-    def content(self, order: Order, config: ConfigRecord, arrays_key: str, config_key: str) -> RecordDict:
+    def content(self, order: RoundInstructions, config: ConfigRecord, arrays_key: str, config_key: str) -> RecordDict:
         """Return the message with the node's order; few records, since each takes a request of its own."""
         text = order.as_text(with_layout=self.rounds is None)
         if self.rounds is not None:
@@ -53,9 +53,9 @@ class Models:
 
     def begin(self, number: int, server: Replica[Float32], expected: int) -> None:
         """Begin a round with this model; `expected` bytes are what it will add, as far as is known."""
-        self._parcel = Parcel(pack_flat(server.flat))
+        self._parcel = Delivery(pack_flat(server.flat))
 
-    def parcel(self, node: int) -> Parcel:
+    def delivery(self, node: int) -> Delivery:
         """Return what to send a node that is asked in this round."""
         return self._parcel
 
@@ -78,7 +78,7 @@ class Followers(Models):
     follow: all but the hash of a round's model.
     """
 
-    def __init__(self, d: int, follow: Follow) -> None:
+    def __init__(self, d: int, follow: ReplicaSettings) -> None:
         self._follow = follow
         self._model_bytes = 4 * d
         self._round = 0  # the round at work
@@ -88,7 +88,7 @@ class Followers(Models):
         self._has: dict[int, int] = {}  # by node: the round whose starting model it is known to have,
         self._asked: dict[int, int] = {}  # what the total was when it was asked last,
         self._failures: Counter[int] = Counter()  # and how often it could not follow, in a row
-        self._sent: dict[int, Parcel] = {}  # in this round
+        self._sent: dict[int, Delivery] = {}  # in this round
 
     def begin(self, number: int, server: Replica[Float32], expected: int) -> None:
         current = model_hash(server.flat)
@@ -100,35 +100,35 @@ class Followers(Models):
             self._follow = replace(self._follow, model=current)
         self._expected = PER_BUNDLE + FACTOR_BYTES + expected
         # Made once for all nodes, and only if one needs it: in most rounds there is no model to pack.
-        self._alone = cache(lambda: Parcel(pack_flat(server.flat)))
-        self._whole = cache(lambda: Parcel(pack_vectors(server), follow=self._follow))
+        self._alone = cache(lambda: Delivery(pack_flat(server.flat)))
+        self._whole = cache(lambda: Delivery(pack_vectors(server), follow=self._follow))
         self._since = cache(self._missed)
         self._sent = {}
 
-    def parcel(self, node: int) -> Parcel:
+    def delivery(self, node: int) -> Delivery:
         # What a node misses from one time to the next. If that is more than a model, it need not follow.
         between = self._total - self._asked[node] if node in self._asked else self._expected
         self._asked[node] = self._total
         if self._failures[node] >= MOST_FAILURES:
-            parcel = self._alone()
+            delivery = self._alone()
         elif node in self._has and self._round - self._has[node] <= len(self._rounds):
-            parcel = self._since(self._has[node])
+            delivery = self._since(self._has[node])
         else:
-            parcel = self._whole() if between < self._model_bytes else self._alone()
-        self._sent[node] = parcel
-        return parcel
+            delivery = self._whole() if between < self._model_bytes else self._alone()
+        self._sent[node] = delivery
+        return delivery
 
-    def _missed(self, first: int) -> Parcel:
+    def _missed(self, first: int) -> Delivery:
         """What gets a node from the starting model of that round to that of the round at work."""
         bundles = tuple(self._rounds)[len(self._rounds) - (self._round - first) :]
         message: CatchUp[Any] = CatchUp(first, bundles)
-        return Parcel(rounds=message.pack(), follow=self._follow)
+        return Delivery(rounds=message.pack(), follow=self._follow)
 
     def confirm(self, node: int) -> None:
-        parcel = self._sent.get(node, Parcel())
-        if parcel.follow is not None:
+        delivery = self._sent.get(node, Delivery())
+        if delivery.follow is not None:
             self._has[node] = self._round
-        if parcel.rounds is not None:
+        if delivery.rounds is not None:
             del self._failures[node]
 
     def lost(self, node: int) -> None:
@@ -168,7 +168,7 @@ def check_downlink(kind: str, bits: int | None, codec: CodecConfig | None) -> No
         raise ConfigError(f"downlink_bits = {bits}: {error}") from None
 
 
-def make_downlink(kind: DownlinkKind, layout: Layout, follow: Follow) -> Models:
+def make_downlink(kind: DownlinkKind, layout: ParameterLayout, follow: ReplicaSettings) -> Models:
     """Return the downlink of a start with this model, or raise ConfigError if it cannot be followed."""
     if kind == "model":
         return Models()

@@ -19,7 +19,7 @@ _MOST_SIDES = 32  # what every release of NumPy can have
 
 
 @dataclass(frozen=True)
-class Layout:
+class ParameterLayout:
     """Names, shapes and types of a model's arrays, in order."""
 
     names: tuple[str, ...]
@@ -27,7 +27,7 @@ class Layout:
     dtypes: tuple[str, ...]
 
     @classmethod
-    def of(cls, arrays: ArrayRecord) -> "Layout":
+    def of(cls, arrays: ArrayRecord) -> "ParameterLayout":
         """Return the layout of a model; all its arrays must be of floats."""
         for name, array in arrays.items():
             if array.dtype not in _FLOATS or name.endswith(("running_mean", "running_var")):
@@ -41,7 +41,7 @@ class Layout:
         return cls(tuple(arrays), tuple(tuple(array.shape) for array in arrays.values()), dtypes)
 
     @classmethod
-    def from_values(cls, values: Mapping[str, Any]) -> "Layout":
+    def from_values(cls, values: Mapping[str, Any]) -> "ParameterLayout":
         """Return the layout of what was JSON in between, or raise InputError: it comes from outside."""
         names, shapes, dtypes = (_list_of(values, key) for key in ("names", "shapes", "dtypes"))
         if not len(names) == len(shapes) == len(dtypes):

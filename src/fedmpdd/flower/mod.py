@@ -10,14 +10,14 @@ from flwr.app.error import Error
 from fedmpdd.directions import Key
 from fedmpdd.errors import FedmpddError, InputError, OrderError
 from fedmpdd.flower import replay
+from fedmpdd.flower.instructions import CATCH_UP, ORDER, ROUND, UPDATE, RoundInstructions
 from fedmpdd.flower.layout import Float32, pack_flat, read_flat
-from fedmpdd.flower.order import CATCH_UP, ORDER, ROUND, UPDATE, Order
 from fedmpdd.flower.policy import ClientPolicy, count_update
 from fedmpdd.flower.secure_mod import SECURE, Masking, Member, masking_of, phase_of
 
 MEMORY = "fedmpdd.memory"  # of error feedback, in the node's own state
 REFUSED = 0x464D  # an error code of ours: the user's function was not at fault
-LOST = 0x464E  # another: what later rounds added is of no use here, a model would be
+REPLICA_LOST = 0x464E  # another: what later rounds added is of no use here, a model would be
 
 
 CallNext = Callable[[Message, Context], Message]
@@ -67,9 +67,11 @@ def _train(message: Message, context: Context, call_next: CallNext, policy: Clie
         return _refusal(message, OrderError("the message has no order of fedmpdd, and this client insists on one"))
     name, config = asked[0]
     try:
-        order = Order.from_text(config[ORDER], replay.known_layout(context.state) if CATCH_UP in config else None)
+        order = RoundInstructions.from_text(
+            config[ORDER], replay.known_layout(context.state) if CATCH_UP in config else None
+        )
     except FedmpddError as error:
-        return _refusal(message, error, LOST if CATCH_UP in config else REFUSED)
+        return _refusal(message, error, REPLICA_LOST if CATCH_UP in config else REFUSED)
     try:
         policy.check(order, order.make_codec(), context.state)
         masking = masking_of(order, config.get(SECURE), message, context, policy)
@@ -78,7 +80,7 @@ def _train(message: Message, context: Context, call_next: CallNext, policy: Clie
     try:
         arrays_name, start = _model_of(message.content, config.get(CATCH_UP), order, context)
     except FedmpddError as error:
-        return _refusal(message, error, LOST if CATCH_UP in config else REFUSED)
+        return _refusal(message, error, REPLICA_LOST if CATCH_UP in config else REFUSED)
     plain = ConfigRecord({key: value for key, value in config.items() if key not in (ORDER, CATCH_UP, SECURE)})
     message.content[name] = plain
     message.content[arrays_name] = order.layout.unflatten(start)
@@ -92,7 +94,7 @@ def _train(message: Message, context: Context, call_next: CallNext, policy: Clie
     return reply
 
 
-def _model_of(content: RecordDict, added: object, order: Order, context: Context) -> tuple[str, Float32]:
+def _model_of(content: RecordDict, added: object, order: RoundInstructions, context: Context) -> tuple[str, Float32]:
     """The model that the round starts from, and the name of its record: it came, or what was added since did."""
     records = list(content.array_records.items())
     if order.follow is not None and added is not None:
@@ -107,7 +109,7 @@ def _model_of(content: RecordDict, added: object, order: Order, context: Context
 
 def _reply(
     content: RecordDict,
-    order: Order,
+    order: RoundInstructions,
     start: Float32,
     context: Context,
     policy: ClientPolicy,
@@ -134,7 +136,7 @@ def _reply(
     return RecordDict({ORDER: record})
 
 
-def _frame(gradient: Float32, order: Order, context: Context) -> bytes:
+def _frame(gradient: Float32, order: RoundInstructions, context: Context) -> bytes:
     """What leaves the node: one frame, by the path that all engines take."""
     uplink = order.make_uplink()
     if uplink.memory is not None and MEMORY in context.state.array_records:

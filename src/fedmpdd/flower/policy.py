@@ -12,7 +12,7 @@ from flwr.app import ConfigRecord, Context, RecordDict
 
 from fedmpdd.codecs import Codec
 from fedmpdd.errors import ConfigError, OrderError
-from fedmpdd.flower.order import Order
+from fedmpdd.flower.instructions import RoundInstructions
 from fedmpdd.secure_sum import FEWEST_CLIENTS, Identity, Ledger
 
 SENT = "fedmpdd.sent"  # in the node's own state: how many updates it has sent
@@ -75,7 +75,7 @@ class ClientPolicy:
                 "in a sum, and no fewer than 0 of them in league with the server"
             )
 
-    def check(self, order: Order, codec: Codec, state: RecordDict) -> None:
+    def check(self, order: RoundInstructions, codec: Codec, state: RecordDict) -> None:
         """Raise OrderError unless the client will do what an order asks.
 
         Args:

@@ -15,8 +15,8 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from fedmpdd.documents import parse_json
 from fedmpdd.errors import ContentError, InputError, TruncatedFrameError
-from fedmpdd.flower.layout import Float32, Layout, pack_flat, read_flat
-from fedmpdd.flower.order import Follow, Order
+from fedmpdd.flower.instructions import ReplicaSettings, RoundInstructions
+from fedmpdd.flower.layout import Float32, ParameterLayout, pack_flat, read_flat
 from fedmpdd.server.replica import Replica
 from fedmpdd.server.step import OPTIMISERS, Step, StepRule
 from fedmpdd.wire.bundle import Bundle
@@ -61,15 +61,15 @@ def split_round(data: bytes) -> tuple[float, bytes]:
 # -------------------------------------------------------------------------------------------------- a client's state
 
 
-def known_layout(state: RecordDict) -> Layout | None:
+def known_layout(state: RecordDict) -> ParameterLayout | None:
     """Return the layout of the model that a node keeps, if it keeps one."""
     try:
-        return Layout.from_values(parse_json(str(state.config_records[FOLLOWING][_LAYOUT])))
+        return ParameterLayout.from_values(parse_json(str(state.config_records[FOLLOWING][_LAYOUT])))
     except (KeyError, TypeError, ValueError):  # nothing was kept, or somebody else wrote there
         return None
 
 
-def begin(order: Order, follow: Follow, arrays: ArrayRecord, state: RecordDict) -> Float32:
+def begin(order: RoundInstructions, follow: ReplicaSettings, arrays: ArrayRecord, state: RecordDict) -> Float32:
     """Take the model that came, and keep it."""
     replica = _load(order, follow, arrays, order.round)
     _check(replica.flat, order, follow, "came")
@@ -77,7 +77,7 @@ def begin(order: Order, follow: Follow, arrays: ArrayRecord, state: RecordDict) 
     return replica.flat
 
 
-def catch_up(order: Order, follow: Follow, data: object, state: RecordDict) -> Float32:
+def catch_up(order: RoundInstructions, follow: ReplicaSettings, data: object, state: RecordDict) -> Float32:
     """Go from the model that the node keeps to that of the round, and keep it instead."""
     if not isinstance(data, bytes):
         raise InputError(f"what later rounds added came as {type(data).__name__}, expected bytes")
@@ -109,7 +109,7 @@ def _missed(message: CatchUp[Any], number: int, wanted: int) -> tuple[bytes, ...
     return message.bundles[number - first :]
 
 
-def _check(flat: Float32, order: Order, follow: Follow, how: str) -> None:
+def _check(flat: Float32, order: RoundInstructions, follow: ReplicaSettings, how: str) -> None:
     if (current := model_hash(flat)) != follow.model:
         raise InputError(
             f"the model of round {order.round} that {how} has hash {current}, the server's has {follow.model}; a model "
@@ -117,14 +117,14 @@ def _check(flat: Float32, order: Order, follow: Follow, how: str) -> None:
         )
 
 
-def _load(order: Order, follow: Follow, arrays: ArrayRecord, number: int) -> Replica[Float32]:
+def _load(order: RoundInstructions, follow: ReplicaSettings, arrays: ArrayRecord, number: int) -> Replica[Float32]:
     """The model that a record holds, the one that round `number` starts from; rounds count from 1 here."""
     d = order.layout.d
     vectors = read_flat(arrays, d * (1 + len(OPTIMISERS[follow.rule.optimiser]))).reshape(-1, d).copy()
     return make_replica(follow.rule, follow.lr, vectors, number - 1)
 
 
-def _keep(replica: Replica[Float32], order: Order, state: RecordDict) -> None:
+def _keep(replica: Replica[Float32], order: RoundInstructions, state: RecordDict) -> None:
     state[MODEL] = pack_vectors(replica)
     state[FOLLOWING] = ConfigRecord({_ROUND: order.round, _LAYOUT: json.dumps(asdict(order.layout))})
 

@@ -9,7 +9,7 @@ from flwr.app import Message, RecordDict
 from flwr.common.logger import log
 
 from fedmpdd.errors import FedmpddError, ReplyError
-from fedmpdd.flower.order import ORDER, ROUND, UPDATE, Order
+from fedmpdd.flower.instructions import ORDER, ROUND, UPDATE, RoundInstructions
 from fedmpdd.uplink import Candidate, Screening
 
 MOST_EXAMPLES = 2**53  # that a client may claim: beyond it sums of claims lose their last digits
@@ -38,7 +38,9 @@ class Replies:
         self._weighting, self._weighted_by_key = weighting, weighted_by_key
         self.screening = screening
 
-    def contributions(self, k: int, orders: Mapping[int, Order], replies: Iterable[Message]) -> list[Contribution]:
+    def contributions(
+        self, k: int, orders: Mapping[int, RoundInstructions], replies: Iterable[Message]
+    ) -> list[Contribution]:
         """Return the contributions that count, in the order of nodes; the others are logged, one line each."""
         read: dict[int, Contribution] = {}
         for reply in replies:
@@ -54,7 +56,7 @@ class Replies:
             _log_drop(k, rejection.client, rejection.reason)
         return [read[one.client] for one in kept]
 
-    def _read(self, k: int, node: int, order: Order | None, content: RecordDict) -> Contribution:
+    def _read(self, k: int, node: int, order: RoundInstructions | None, content: RecordDict) -> Contribution:
         if order is None:
             raise ReplyError("it was not asked in this round")
         record = content.config_records.get(ORDER)

@@ -14,8 +14,8 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from fedmpdd.codecs import NO_KEY
 from fedmpdd.documents import parse_json
 from fedmpdd.errors import InputError, OrderError, SecureSumError
+from fedmpdd.flower.instructions import ORDER, UPDATE, RoundInstructions
 from fedmpdd.flower.layout import Float32
-from fedmpdd.flower.order import ORDER, UPDATE, Order
 from fedmpdd.flower.policy import ClientPolicy
 from fedmpdd.secure_sum import Identity, Ledger, Phase, SecureClient, primitives, read_terms
 from fedmpdd.secure_sum.ledger import Entry, entries_of, text_of
@@ -155,7 +155,7 @@ class Masking:
     client: SecureClient
     inbox: bytes
     uplink: SecureUplink
-    order: Order
+    order: RoundInstructions
 
     def masked(self, gradient: Float32) -> bytes:
         """Return what the node sends of its gradient: clipped, with noise, under its masks."""
@@ -164,7 +164,9 @@ class Masking:
         return answer
 
 
-def masking_of(order: Order, inbox: object, message: Message, context: Context, policy: ClientPolicy) -> Masking | None:
+def masking_of(
+    order: RoundInstructions, inbox: object, message: Message, context: Context, policy: ClientPolicy
+) -> Masking | None:
     """Return how a node masks what it will compute by an order, None where updates go alone.
 
     Args:

@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 from fedmpdd.codecs import NO_KEY, Codec
 from fedmpdd.directions import Key
 from fedmpdd.errors import ConfigError, FedmpddError, ReplyError
-from fedmpdd.flower.order import ORDER, ROUND, UPDATE
+from fedmpdd.flower.instructions import ORDER, ROUND, UPDATE
 from fedmpdd.flower.replies import Contribution
 from fedmpdd.flower.secure_mod import SECURE, opening_record, training_of
 from fedmpdd.secure_sum import Phase, Roster, SecureServer

@@ -20,9 +20,9 @@ from fedmpdd.errors import ConfigError, InputError, RunError
 from fedmpdd.flower.caution import Caution, DecodedMean
 from fedmpdd.flower.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from fedmpdd.flower.downlink import DownlinkKind, Models, check_downlink, make_downlink
-from fedmpdd.flower.layout import Float32, Layout
-from fedmpdd.flower.mod import LOST
-from fedmpdd.flower.order import Follow, Order, Returned
+from fedmpdd.flower.instructions import ReplicaSettings, Returned, RoundInstructions
+from fedmpdd.flower.layout import Float32, ParameterLayout
+from fedmpdd.flower.mod import REPLICA_LOST
 from fedmpdd.flower.replay import make_replica
 from fedmpdd.flower.replies import Contribution, Replies
 from fedmpdd.flower.secure_strategy import SecureRound, check_secure, protection_of
@@ -118,11 +118,11 @@ class FedMPDD(FedAvg):
         self._seed = secrets.randbits(63) if seed is None else seed
         self._rounds_before = 0  # of an earlier start, from a checkpoint
         self._replies: Replies | None = None
-        self._layout: Layout | None = None
+        self._layout: ParameterLayout | None = None
         self._server: Replica[Float32] | None = None
         self._downlink = Models()
         self._downlink_bytes = 0  # of the round at work, all nodes together
-        self._orders: dict[int, Order] = {}  # of the round at work, by node
+        self._orders: dict[int, RoundInstructions] = {}  # of the round at work, by node
 
     def summary(self) -> None:
         """Log what the strategy does, FedAvg's lines first."""
@@ -179,7 +179,7 @@ class FedMPDD(FedAvg):
         )
 
     def _begin(self, arrays: ArrayRecord) -> None:
-        self._layout = Layout.of(arrays)
+        self._layout = ParameterLayout.of(arrays)
         self._server = make_replica(self.server, self.lr, self._layout.flatten(arrays))
         screening = Screening(self.max_value, self.max_ratio, weighted=self.weighting == "examples")
         self._replies = Replies(self.weighting, self.weighted_by_key, screening)
@@ -219,10 +219,10 @@ class FedMPDD(FedAvg):
         self._orders, self._downlink_bytes = {}, 0
         self._downlink.begin(k, self._server, self._expected_bytes(order, len(nodes)))
         for message, node, key in zip(messages, nodes, keys, strict=True):
-            parcel = self._downlink.parcel(node)
-            self._orders[node] = replace(order.for_client(key), follow=parcel.follow)
-            self._downlink_bytes += parcel.nbytes
-            message.content = parcel.content(self._orders[node], config, self.arrayrecord_key, self.configrecord_key)
+            delivery = self._downlink.delivery(node)
+            self._orders[node] = replace(order.for_client(key), follow=delivery.follow)
+            self._downlink_bytes += delivery.nbytes
+            message.content = delivery.content(self._orders[node], config, self.arrayrecord_key, self.configrecord_key)
             if self.sum is not None:
                 self.sum.add_inbox(message)
         return messages
@@ -237,9 +237,9 @@ class FedMPDD(FedAvg):
         return self.sum
 
     @property
-    def _follow(self) -> Follow:
+    def _follow(self) -> ReplicaSettings:
         """What a node must know to follow, but for the hash of a model."""
-        return Follow("", self.arrayrecord_key, self.server, self.lr, self._mean_bits)
+        return ReplicaSettings("", self.arrayrecord_key, self.server, self.lr, self._mean_bits)
 
     @property
     def _mean_bits(self) -> int | None:
@@ -250,19 +250,19 @@ class FedMPDD(FedAvg):
             return self.downlink_bits
         return 32 if self.robust.trims(self.codec.build(), shared=self.codec.keys == "shared") else None
 
-    def _expected_bytes(self, order: Order, nodes: int) -> int:
+    def _expected_bytes(self, order: RoundInstructions, nodes: int) -> int:
         """How many bytes the updates of the round's bundle will have, if all nodes answer."""
         codec = replace(order, follow=self._follow).bundle_codec(order.round)
         return codec.bytes_per_update(order.layout.d) * (nodes if self._mean_bits is None else 1)
 
-    def _order(self, k: int) -> Order:
+    def _order(self, k: int) -> RoundInstructions:
         codec = self.codec
         assert codec is not None
         assert self._layout is not None
         values = {"name": codec.name, **(codec.model_extra or {})}
         protection = codec.protection()
         given = {} if protection is None else {name: getattr(protection, name) for name in _PROTECTION}
-        return Order(
+        return RoundInstructions(
             k,
             values,
             self._layout,
@@ -304,7 +304,7 @@ class FedMPDD(FedAvg):
         k = server_round + self._rounds_before
         answered, failed = self._check_and_log_replies(replies, is_train=True, validate=False)
         for reply in failed:
-            if reply.error.code == LOST:
+            if reply.error.code == REPLICA_LOST:
                 self._downlink.lost(reply.metadata.src_node_id)
         if self.sum is not None:
             contributions, asked = self.sum.contributions(answered), self.sum.asked

@@ -123,7 +123,7 @@ def noise_for(config: RunConfig, wanted: float, delta: float, colluding: int | N
     return {
         view.model: min(route.noise_for(wanted, _delta_left(view, delta)) for route in _routes(config, view, taken))
         for view in views(config, colluding)
-        if view.hiding
+        if view.noises
     }
 
 
@@ -151,11 +151,11 @@ def _delta_left(view: View, delta: float) -> float:
 
 def _routes(config: RunConfig, view: View, taken: int) -> tuple[_Route, ...]:
     """The ways to bound ε: each holds, so the smallest does."""
-    routes = [_Route(view.hiding, taken)]
+    routes = [_Route(view.noises, taken)]
     # Who looks on knows which rounds were theirs: the others are drawn from the rest.
     population = config.clients - view.known_noise
     if not view.sample_is_known_because and config.per_round < population:
-        routes.append(_Route(view.hiding, config.rounds, FixedSize(config.per_round, population)))
+        routes.append(_Route(view.noises, config.rounds, FixedSize(config.per_round, population)))
     return tuple(routes)
 
 
@@ -176,23 +176,23 @@ def _guarantee(config: RunConfig, view: View, taken: int, noise: float, delta: f
         sampling=f"{sample.size} of {sample.population} clients" if sample else "not counted on",
         assumptions=_assumptions(config, view, route, delta),
         sees=view.sees,
-        example=_of_an_example(config, view, spent.epsilon, _Route(view.hiding, taken), noise, left),
-        none_because=NO_NOISE if view.hiding else view.sight.reason,
+        example=_of_an_example(config, view, spent.epsilon, _Route(view.noises, taken), noise, left),
+        none_because=NO_NOISE if view.noises else view.exposure.reason,
     )
 
 
 def _assumptions(config: RunConfig, view: View, route: _Route, delta: float) -> tuple[str, ...]:
     """What a row rests on, in words; nothing where it promises nothing."""
-    if not view.hiding:
+    if not view.noises:
         return ()
     rests_on = [
         "noise is secret and fresh: the operating system's, not a simulation's seed",
         "losses and metrics of clients are neither sent nor shown: they have no noise",
-        *([view.sight.reason] if view.model != "local" else []),
+        *([view.exposure.reason] if view.model != "local" else []),
         *_known_noise(view),
         *view.assumptions,
     ]
-    if view.hiding > 1:
+    if view.noises > 1:
         rests_on.append("every client that is counted adds its noise")
     if config.dropout > 0 or config.secure is not None:
         rests_on.append("who drops out does not depend on what clients hold")
@@ -204,10 +204,10 @@ def _assumptions(config: RunConfig, view: View, route: _Route, delta: float) -> 
 
 
 def _known_noise(view: View) -> tuple[str, ...]:
-    lost = view.sight.noises - view.hiding
+    lost = view.exposure.noises - view.noises
     if view.model != "clients" or lost == 0:
         return ()
-    return (f"they know their own noise: that of {lost} of a round's clients is taken off, and {view.hiding} are left",)
+    return (f"they know their own noise: that of {lost} of a round's clients is taken off, and {view.noises} are left",)
 
 
 def _of_sampling(config: RunConfig, view: View, route: _Route) -> tuple[str, ...]:

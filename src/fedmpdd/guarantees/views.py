@@ -24,7 +24,7 @@ TRAINING_EXAMPLES = {
 
 
 @dataclass(frozen=True)
-class Sight:
+class Exposure:
     """What can be seen of one round, and whose noise is in it.
 
     what: in words.
@@ -56,7 +56,7 @@ class View:
     model: str
     who: str
     carrier: str
-    sight: Sight
+    exposure: Exposure
     known_noise: int = 0
     knows_sample: str = ""
     knows_seed: bool = False
@@ -66,17 +66,17 @@ class View:
     @property
     def sees(self) -> str:
         """What they read, and what that tells of a round."""
-        return f"{self.carrier}: {self.sight.what}"
+        return f"{self.carrier}: {self.exposure.what}"
 
     @property
-    def hiding(self) -> int:
+    def noises(self) -> int:
         """How many clients' noise hides one client from them: its own at least, where there is any."""
-        return min(self.sight.noises, max(1, self.sight.noises - self.known_noise))
+        return min(self.exposure.noises, max(1, self.exposure.noises - self.known_noise))
 
     @property
     def sample_is_known_because(self) -> str:
         """Why sampling hides nobody from them, or "" where it does."""
-        return self.knows_sample or self.sight.tells_who
+        return self.knows_sample or self.exposure.tells_who
 
 
 @dataclass(frozen=True)
@@ -124,8 +124,8 @@ def holdings(config: RunConfig) -> Holdings:
 # ---------------------------------------------------------------------------------------- what there is to be seen
 
 
-def _single_update() -> Sight:
-    return Sight(
+def _single_update() -> Exposure:
+    return Exposure(
         "the noisy scalars of each client by themselves",
         1,
         "a single update has its client's own noise and no other",
@@ -133,12 +133,12 @@ def _single_update() -> Sight:
     )
 
 
-def _round_mean(config: RunConfig) -> Sight:
+def _round_mean(config: RunConfig) -> Exposure:
     """What a model, or a bundle of one update, tells of a round: the sum of scalars, or more than that."""
     if config.secure is not None:
         return _secure_sum(config.secure, config.per_round)
     if config.robust is not None:
-        return Sight(
+        return Exposure(
             "a robust mean of a round, whose weights follow from single updates",
             1,
             "noise of other clients is not counted on: how much of it a robust mean takes depends on each update; "
@@ -146,7 +146,7 @@ def _round_mean(config: RunConfig) -> Sight:
             "a robust mean weighs clients by what each of them sent",
         )
     if config.codec.keys != "shared":
-        return Sight(
+        return Exposure(
             "the mean of a round, from which each client's noisy scalars follow while n·m is below d",
             1,
             f'noise of other clients is not counted on: keys = "{config.codec.keys}" gives them other directions, so '
@@ -171,11 +171,11 @@ def _round_mean(config: RunConfig) -> Sight:
         )
     else:
         reason = f"the noise of all {config.per_round} clients of a round adds up, on shared directions"
-        return Sight(what, config.per_round, reason)
-    return Sight(what, 1, reason, tells_who)
+        return Exposure(what, config.per_round, reason)
+    return Exposure(what, 1, reason, tells_who)
 
 
-def _secure_sum(secure: SecureRounds, clients: int) -> Sight:
+def _secure_sum(secure: SecureRounds, clients: int) -> Exposure:
     """Integer noise of all who stay; a sum of such noises is one of its own kind, but for next to nothing."""
     if secure.noise_multiplier > 0 and closeness(secure.noise_in_steps(clients), clients) > NEGLIGIBLE:
         raise PrivacyError(
@@ -183,7 +183,7 @@ def _secure_sum(secure: SecureRounds, clients: int) -> Sight:
             "narrow for sums of it to be counted as one; take more bits, or more noise"
         )
     stay = secure.threshold(clients)
-    return Sight(
+    return Exposure(
         f"the sum of the noisy numbers of a round's clients, {stay} of {clients} at least",
         stay,
         f"the noise of {stay} of {clients} clients adds up, those that must stay for a sum to be seen",
@@ -198,14 +198,14 @@ def _bundle_is_mean(config: RunConfig) -> bool:
 # -------------------------------------------------------------------------------------------------- who looks on
 
 
-def _of_updates(config: RunConfig, single: Sight) -> View:
+def _of_updates(config: RunConfig, single: Exposure) -> View:
     who = "the server and whoever reads updates, alone or in league with clients"
     if config.secure is not None:
         who = "whoever gets hold of a single client's numbers, which nobody does while the secure sum holds"
     return View("local", who, "updates", single, knows_sample="the server knows whom it asked")
 
 
-def _of_sums(config: RunConfig, mean: Sight) -> View:
+def _of_sums(config: RunConfig, mean: Exposure) -> View:
     knows = "the server asks clients by name"
     if config.secure is None:
         who = "a server that sees the sum of a round and who took part, as with secure sums; here it sees updates"
@@ -238,7 +238,7 @@ def _of_neighbours(config: RunConfig) -> tuple[str, ...]:
     )
 
 
-def _of_models(config: RunConfig, mean: Sight) -> View:
+def _of_models(config: RunConfig, mean: Exposure) -> View:
     insiders = "the server and all clients" if config.downlink == "replay" else "the server"
     trust = f"{insiders} can be trusted not to pass on what else they see"
     return View(
@@ -250,7 +250,7 @@ def _of_models(config: RunConfig, mean: Sight) -> View:
     )
 
 
-def _of_clients(config: RunConfig, sight: Sight, together: int) -> View:
+def _of_clients(config: RunConfig, exposure: Exposure, together: int) -> View:
     who = "any other client" if together == 1 else f"any {together} other clients that put together what they see"
     knows = ""
     if config.downlink == "replay":
@@ -261,7 +261,7 @@ def _of_clients(config: RunConfig, sight: Sight, together: int) -> View:
         "clients",
         who,
         "models, or bundles of the rounds that they missed" if config.downlink == "replay" else "models",
-        sight,
+        exposure,
         known_noise=together,
         knows_sample=knows,
         knows_seed=config.downlink == "replay",
@@ -269,7 +269,7 @@ def _of_clients(config: RunConfig, sight: Sight, together: int) -> View:
     )
 
 
-def _of_journal(bundle: Sight) -> View:
+def _of_journal(bundle: Exposure) -> View:
     return View(
         "journal",
         "whoever reads the bundles of the journal, and not the notes beside them",
@@ -286,7 +286,7 @@ def _of_run_folder() -> View:
         "run folder",
         "whoever reads metrics.jsonl, or the notes of a journal",
         "metrics.jsonl, notes of a journal",
-        Sight("the mean loss of a round's clients on their own examples", 0, loss),
+        Exposure("the mean loss of a round's clients on their own examples", 0, loss),
         knows_sample="config.json holds the seed, which says who is drawn",
         knows_seed=True,
     )

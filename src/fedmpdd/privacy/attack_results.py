@@ -33,7 +33,7 @@ def make_result(audit: Audit, case: Case, text: str, name: str, path: Path, repo
 
 def _attacked(audit: Audit, case: Case, text: str, name: str, report: Callable[[float], None]) -> dict[str, Any]:
     observations = observations_of(audit, case, text)
-    first = observations[0].sights[0]
+    first = observations[0].updates[0]
     protection = first.protection
     noisy = protection is not None and protection.noise_deviation > 0
     seen = first.codec.evidence([first.update])

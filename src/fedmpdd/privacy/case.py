@@ -14,7 +14,7 @@ from fedmpdd.directions import Key, derive_seed
 from fedmpdd.errors import ConfigError, RunError
 from fedmpdd.privacy import metrics
 from fedmpdd.privacy.config import Audit
-from fedmpdd.privacy.meter import entropy_bound
+from fedmpdd.privacy.leakage import entropy_bound
 from fedmpdd.privacy.observation import Observation, Victim, observe
 from fedmpdd.privacy.priors import PublicImages
 from fedmpdd.runs.folders import CHECKPOINT, read_checkpoint

@@ -16,9 +16,9 @@ def rank_of_truth(observation: Observation, candidates: NDArray[np.float32], lab
     labels = one_hot(torch.full((count, 1), label), victim.classes)
     losses = torch.zeros(count)
     with torch.no_grad():
-        for sight in observation.sights:
-            gradients = victim.gradients(sight.flat, torch.from_numpy(candidates)[:, None], labels)
-            losses += match_sent([sight] * count)(gradients)
+        for observed in observation.updates:
+            gradients = victim.gradients(observed.flat, torch.from_numpy(candidates)[:, None], labels)
+            losses += match_sent([observed] * count)(gradients)
     return int((losses[1:] < losses[0]).sum())
 
 

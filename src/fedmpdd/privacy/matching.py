@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedmpdd.codecs.evidence import Choices, Projections
 from fedmpdd.directions import Key, family_named
-from fedmpdd.privacy.observation import Sight
+from fedmpdd.privacy.observation import ObservedUpdate
 from fedmpdd.uplink import Protection
 
 EXACT = 1e5  # nats of a loss that measures without noise, within what float32 can tell
@@ -183,16 +183,16 @@ def project(gradients: Tensor, keys: Sequence[Key], family: str, count: int) -> 
     return scalars
 
 
-def match_decoded(sights: Sequence[Sight]) -> Tensor:
+def match_decoded(updates: Sequence[ObservedUpdate]) -> Tensor:
     """What the server decodes from each of these updates [problems, d]."""
-    return torch.stack([sight.decoded for sight in sights]).to(sights[0].flat.device)
+    return torch.stack([observed.decoded for observed in updates]).to(updates[0].flat.device)
 
 
-def match_sent(sights: Sequence[Sight]) -> Match:
-    """Compare with what was really sent, by what the codec says of it: one sight per problem, all of one codec."""
-    seen = sights[0].codec.evidence([sight.update for sight in sights])
+def match_sent(updates: Sequence[ObservedUpdate]) -> Match:
+    """Compare with what was really sent, by what the codec says of it: one observed per problem, all of one codec."""
+    seen = updates[0].codec.evidence([observed.update for observed in updates])
     if isinstance(seen, Projections):
-        return ScalarMatch(seen, sights[0].protection)
+        return ScalarMatch(seen, updates[0].protection)
     if isinstance(seen, Choices):
         return ChoiceMatch(seen)
     known = None if seen.known is None else torch.from_numpy(seen.known).float()

@@ -50,7 +50,7 @@ class Victim:
 
 
 @dataclass(frozen=True)
-class Sight:
+class ObservedUpdate:
     """One update as the server receives it: the model that the client had, and a frame."""
 
     flat: Tensor
@@ -73,13 +73,13 @@ class Sight:
 
 @dataclass(frozen=True)
 class Observation:
-    """Everything an attacker has on one batch: one sight, or several rounds with the same examples.
+    """Everything an attacker has on one batch: one observed, or several rounds with the same examples.
 
     `labels` is given where the attacker is granted them, [batch]; None where it must find them.
     """
 
     victim: Victim
-    sights: tuple[Sight, ...]
+    updates: tuple[ObservedUpdate, ...]
     batch: int
     labels: Tensor | None = field(default=None)
 
@@ -107,7 +107,7 @@ def observe(
     """
     targets = torch.from_numpy(labels)
     session = Session(codec, len(flats[0]), sends_seed=False)
-    sights = []
+    updates = []
     for i, (flat, key) in enumerate(zip(flats, keys, strict=True)):
         gradient = victim.gradients(flat, torch.from_numpy(images)[None], one_hot(targets, victim.classes)[None])
         rows = gradient.detach().numpy()
@@ -115,5 +115,5 @@ def observe(
             update = codec.encode(rows, [key])[0]
         else:
             (update,) = protection.encode(rows, [key], None if noise is None else [noise[i]]).updates()
-        sights.append(Sight(flat, session.pack(update), codec, key, protection))
-    return Observation(victim, tuple(sights), len(labels), targets if grant_labels else None)
+        updates.append(ObservedUpdate(flat, session.pack(update), codec, key, protection))
+    return Observation(victim, tuple(updates), len(labels), targets if grant_labels else None)

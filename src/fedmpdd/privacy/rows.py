@@ -8,7 +8,7 @@ import numpy as np
 
 from fedmpdd.privacy.case import Case
 from fedmpdd.privacy.config import Audit
-from fedmpdd.privacy.meter import meter
+from fedmpdd.privacy.leakage import meter
 from fedmpdd.privacy.verdicts import Evidence, sentence, strongest, verdict
 from fedmpdd.simulation.engine import partition_of
 

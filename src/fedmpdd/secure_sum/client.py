@@ -29,7 +29,7 @@ def seed_digest(terms: Terms, client: int, seed: bytes) -> bytes:
     return primitives.digest(b"seed", terms.digest, client_ids(client, client), seed)
 
 
-def own_mask(terms: Terms, client: int, seed: bytes) -> Words:
+def self_mask(terms: Terms, client: int, seed: bytes) -> Words:
     """PRG(b_i): the mask that a client's own seed makes."""
     key = primitives.derive(seed, b"own mask", terms.digest, client_ids(client, client))
     return terms.ring.mask(key, terms.length)
@@ -186,7 +186,7 @@ class SecureClient:
                 )
             received[peer] = messages.read_shares(plain)
         # y_i = x_i + PRG(b_i) + Σ_{j>i} PRG(s_ij) − Σ_{j<i} PRG(s_ij)
-        total = total + own_mask(terms, self.client, self._seed)
+        total = total + self_mask(terms, self.client, self._seed)
         for peer in peers:
             total += pair_mask(terms, self.client, peer, self._mask_secret, self._mask_keys[peer])
         self._shares |= received

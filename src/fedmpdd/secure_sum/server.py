@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from fedmpdd.errors import ContentError, InputError, SecureSumError
 from fedmpdd.secure_sum import messages, primitives, shamir
-from fedmpdd.secure_sum.client import own_mask, pair_mask, seed_digest, survivors_text
+from fedmpdd.secure_sum.client import pair_mask, seed_digest, self_mask, survivors_text
 from fedmpdd.secure_sum.messages import EVERYBODY, SEALED_BYTES, Kind, Phase
 from fedmpdd.secure_sum.primitives import KEY_BYTES, SIGNATURE_BYTES
 from fedmpdd.secure_sum.ring import Words
@@ -137,7 +137,7 @@ class SecureServer:
             secret = value.to_bytes(SHARE_BYTES, "little")[:KEY_BYTES]
             if member in self._stayed:
                 self._check_secret(member, value, seed_digest(terms, member, secret) == self._seed_digests[member])
-                total = total - own_mask(terms, member, secret)
+                total = total - self_mask(terms, member, secret)
             else:
                 self._check_secret(member, value, primitives.public_of(secret) == self._keys[member][1])
                 # What those who stayed added for the one who vanished: the other end of each mask, which cancels it.

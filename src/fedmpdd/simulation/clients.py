@@ -135,16 +135,16 @@ class ClientStep:
         def loss(parameters: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
             return torch.nn.functional.cross_entropy(model(parameters, inputs), labels)
 
-        own_models = flat.ndim == 2
+        model_each = flat.ndim == 2
         if self._method == "layers":
             return LayerGradients(model, fused=flat.is_cuda)(flat, chunk.inputs, chunk.labels)
         if self._method == "vmap":
-            together = torch.func.vmap(torch.func.grad_and_value(loss), in_dims=(0 if own_models else None, 0, 0))
+            together = torch.func.vmap(torch.func.grad_and_value(loss), in_dims=(0 if model_each else None, 0, 0))
             gradients, losses = together(flat, chunk.inputs, chunk.labels)
             return gradients, losses
         rows, values = [], []
         for i, (inputs, labels) in enumerate(zip(chunk.inputs, chunk.labels, strict=True)):
-            variable = (flat[i] if own_models else flat).detach().requires_grad_()
+            variable = (flat[i] if model_each else flat).detach().requires_grad_()
             value = loss(variable, inputs, labels)
             rows.append(torch.autograd.grad(value, variable)[0])
             values.append(value.detach())
@@ -186,12 +186,12 @@ class ClientStep:
         for rows in self._cut(batches[:, 0], CHUNK_CLIENTS if shared else 1):
             chunk = self._gathered(rows)
 
-            def own_losses(parameters: Tensor, chunk: _Chunk = chunk) -> Tensor:
+            def losses_at(parameters: Tensor, chunk: _Chunk = chunk) -> Tensor:
                 return _client_losses(self._model, parameters, chunk)
 
             key = keys[chunk.clients.start]
             at_once = 1 if self._method == "loop" else self._fitting(chunk.labels.shape[:2].numel(), CHUNK_DIRECTIONS)
-            slopes, losses[chunk.clients] = forward.derivatives(own_losses, flat, codec, key, at_once)
+            slopes, losses[chunk.clients] = forward.derivatives(losses_at, flat, codec, key, at_once)
             scalars[chunk.clients] = slopes.cpu().numpy()
         return scalars, losses
 

@@ -28,7 +28,7 @@ class Workers:
         self._threaded = threaded  # a GPU has threads enough of its own
         self._local = threading.local()
         self._pool: ThreadPoolExecutor | None = None
-        self._made_for = (0, 0)
+        self._process_and_size = (0, 0)
 
     def map(self, call: Callable[[FlatModel, Item], Result], items: Iterable[Item]) -> list[Result]:
         """Return the results of all items."""
@@ -36,21 +36,22 @@ class Workers:
         threads = backend().threads if self._threaded else 1
         if min(threads, len(todo)) <= 1:
             return [call(self._model, item) for item in todo]
-        return list(self._threads(threads).map(lambda item: call(self._own_model(), item), todo))
+        return list(self._threads(threads).map(lambda item: call(self._thread_model(), item), todo))
 
     def close(self) -> None:
         """End the threads. If they were left to the garbage collector, a Ctrl-C that comes just then would be lost."""
-        if self._pool is not None and self._made_for[0] == os.getpid():
+        if self._pool is not None and self._process_and_size[0] == os.getpid():
             self._pool.shutdown()
         self._pool = None
 
     def _threads(self, count: int) -> ThreadPoolExecutor:
-        if self._pool is None or self._made_for != (os.getpid(), count):  # a forked child has none of the threads
+        wanted = (os.getpid(), count)  # a forked child has none of the threads
+        if self._pool is None or self._process_and_size != wanted:
             self._pool = ThreadPoolExecutor(count, initializer=_one_torch_thread)
-            self._made_for = (os.getpid(), count)
+            self._process_and_size = wanted
         return self._pool
 
-    def _own_model(self) -> FlatModel:
+    def _thread_model(self) -> FlatModel:
         # functional_call puts the parameters of a call into the module for its duration: one module per thread.
         if not hasattr(self._local, "model"):
             self._local.model = FlatModel(copy.deepcopy(self._model.module), self._model.names, self._model.shapes)

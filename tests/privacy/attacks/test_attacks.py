@@ -15,7 +15,7 @@ from fedmpdd.privacy.attacks.dlg import DLG
 from fedmpdd.privacy.attacks.idlg import IDLG, read_label
 from fedmpdd.privacy.attacks.inverting_gradients import InvertingGradients
 from tests.conftest import gaussian
-from tests.privacy.scenes import CLASSES, linear, pictures, seen, smooth_network
+from tests.privacy.fixtures import CLASSES, linear, pictures, seen, smooth_network
 
 IMAGES, LABELS = pictures(200, seed=9)
 PUBLIC = PublicImages(IMAGES, LABELS)
@@ -26,7 +26,7 @@ def test_a_linear_model_inverts_in_closed_form() -> None:
     victim, flat = linear()
     observations, images, labels = seen(victim, flat, FedSGD())
     for o, image, label in zip(observations, images, labels, strict=True):
-        parts = victim.model.unflatten(o.sights[0].decoded)
+        parts = victim.model.unflatten(o.updates[0].decoded)
         row, bias = parts["1.weight"][label[0]], parts["1.bias"][label[0]]
         assert torch.allclose(row / bias, torch.from_numpy(image).reshape(-1), atol=1e-5)
     found = DLG(iterations=150, restarts=1).run(observations, seed=0)
@@ -78,7 +78,7 @@ def test_smoothness_does_not_outweigh_what_is_left_to_explain(monkeypatch: pytes
     observations, images, _ = seen(victim, flat, MPDD(60))
     attack = Adaptive(iterations=300, public=PUBLIC)
     error = np.abs(attack.run(observations, seed=0).images - images).mean()
-    monkeypatch.setattr(adaptive, "USUAL_START", 1e-30)  # full weight, whatever the first guess explains
+    monkeypatch.setattr(adaptive, "REFERENCE_SCALE", 1e-30)  # full weight, whatever the first guess explains
     outweighed = np.abs(attack.run(observations, seed=0).images - images).mean()
     assert error < 0.02 < outweighed / 1.5
 

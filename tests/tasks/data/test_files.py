@@ -24,7 +24,7 @@ from fedmpdd.tasks import data
 from fedmpdd.tasks.data import DATASETS, cifar10, data_folder, idx
 from fedmpdd.tasks.data.base import RemoteFile, sha256_of
 from fedmpdd.tasks.data.fetch import _extract, check, fetch
-from tests.tasks.data.made_up import write_cifar, write_idx, write_mnist
+from tests.tasks.data.fixtures import write_cifar, write_idx, write_mnist
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ from fedmpdd.privacy.priors import PublicImages, total_variation
 
 # What the first guess usually leaves unexplained. Where it leaves less, as at weights so small that most of a gradient
 # does not depend on the image, smoothness counts for less, or it would outweigh all that is left to explain.
-USUAL_START = 1e-2
+REFERENCE_SCALE = 1e-2
 STAGES = 4  # in which total variation falls: an optimiser with a memory must not see its objective change every step
 
 
@@ -87,7 +87,7 @@ class Adaptive(Attack):
 
         with torch.no_grad():
             unexplained = explain(observations, matches, images_of(start), labels_of(start))
-        scale = (unexplained / USUAL_START).clamp_max(1.0)
+        scale = (unexplained / REFERENCE_SCALE).clamp_max(1.0)
 
         def objective_with(variation: float) -> Callable[[Tensor], Tensor]:
             def objective(x: Tensor) -> Tensor:

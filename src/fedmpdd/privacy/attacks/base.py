@@ -73,14 +73,14 @@ def explain(observations: Sequence[Observation], matches: Sequence[Match], image
     """Losses [problems] of guesses, added up over the rounds that were seen."""
     victim = observations[0].victim
     total = torch.zeros(len(images))
-    for sight, match in zip(observations[0].sights, matches, strict=True):
-        total = total + match(victim.gradients(sight.flat, images, labels))
+    for observed, match in zip(observations[0].updates, matches, strict=True):
+        total = total + match(victim.gradients(observed.flat, images, labels))
     return total
 
 
 def by_round(observations: Sequence[Observation], make: Callable[..., Match]) -> list[Match]:
     """One match per round, each over all problems."""
-    return [make([o.sights[r] for o in observations]) for r in range(len(observations[0].sights))]
+    return [make([o.updates[r] for o in observations]) for r in range(len(observations[0].updates))]
 
 
 def granted_labels(observations: Sequence[Observation]) -> Tensor | None:
@@ -97,8 +97,8 @@ def check_together(observations: Sequence[Observation]) -> None:
         raise InputError("there is nothing to attack; pass at least one observation")
     first = observations[0]
     for o in observations:
-        same = (o.victim is first.victim, o.batch == first.batch, len(o.sights) == len(first.sights))
-        if not all(same) or o.sights[0].codec != first.sights[0].codec:
+        same = (o.victim is first.victim, o.batch == first.batch, len(o.updates) == len(first.updates))
+        if not all(same) or o.updates[0].codec != first.updates[0].codec:
             raise InputError("observations of different codecs, batches or numbers of rounds; attack them one by one")
 
 

@@ -38,7 +38,7 @@ class DLG(Attack):
     name: str = "dlg"
 
     def matches(self, observations: Sequence[Observation]) -> list[Match]:
-        return by_round(observations, lambda sights: SquaredDifference(match_decoded(sights)))
+        return by_round(observations, lambda updates: SquaredDifference(match_decoded(updates)))
 
     def run(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress | None = None

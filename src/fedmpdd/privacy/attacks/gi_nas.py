@@ -177,7 +177,7 @@ class GINAS(Attack):
     def matches(self, observations: Sequence[Observation]) -> list[Match]:
         if self.matching == "sent":
             return by_round(observations, match_sent)
-        return by_round(observations, lambda sights: Cosine(match_decoded(sights)))
+        return by_round(observations, lambda updates: Cosine(match_decoded(updates)))
 
     def run(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress | None = None

@@ -35,8 +35,8 @@ def read_label(observation: Observation) -> Tensor:
     The row of the true class is a negative multiple of the features, all others positive ones; so this is exact for one
     example and features that are not negative.
     """
-    sight, model = observation.sights[0], observation.victim.model
-    gradients = model.unflatten(sight.decoded)
+    observed, model = observation.updates[0], observation.victim.model
+    gradients = model.unflatten(observed.decoded)
     matrices = [value for value in gradients.values() if value.ndim == 2 and len(value) == observation.victim.classes]
     if not matrices:
         raise InputError("the model has no last matrix with a row per class to read the label from; use dlg")

@@ -34,7 +34,7 @@ class InvertingGradients(Attack):
     name: str = "inverting-gradients"
 
     def matches(self, observations: Sequence[Observation]) -> list[Match]:
-        return by_round(observations, lambda sights: Cosine(match_decoded(sights)))
+        return by_round(observations, lambda updates: Cosine(match_decoded(updates)))
 
     def run(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress | None = None

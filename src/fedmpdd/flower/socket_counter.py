@@ -35,7 +35,7 @@ class Request:
 
 
 @dataclass
-class Meter:
+class SocketCounter:
     """All requests so far."""
 
     requests: list[Request] = field(default_factory=list)
@@ -100,7 +100,7 @@ class Meter:
 class _Watcher:
     """Follows one connection's requests without taking part in them."""
 
-    def __init__(self, meter: Meter, client: str) -> None:
+    def __init__(self, meter: SocketCounter, client: str) -> None:
         self._meter = meter
         self._client = client
         self._parser: h11.Connection | None = None
@@ -150,7 +150,7 @@ class _Watcher:
 
 
 async def serve(
-    meter: Meter, ports: Sequence[int], target: tuple[str, int], ready: asyncio.Event | None = None
+    meter: SocketCounter, ports: Sequence[int], target: tuple[str, int], ready: asyncio.Event | None = None
 ) -> None:
     """Listen on loopback, a port per client, and pass everything on until cancelled."""
 

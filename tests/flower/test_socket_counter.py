@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("h11", reason="the extra `flower` is not installed")
 
-from fedmpdd.flower.meter import Meter, serve
+from fedmpdd.flower.socket_counter import SocketCounter, serve
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nyes"
 
@@ -25,9 +25,11 @@ def request(path: str, body: bytes) -> bytes:
     return f"POST {path} HTTP/1.1\r\nHost: here\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
 
 
-def measure(talk: Callable[[Meter, list[int]], "asyncio.Future[None] | object"], answers: bytes = ANSWER) -> Meter:
+def measure(
+    talk: Callable[[SocketCounter, list[int]], "asyncio.Future[None] | object"], answers: bytes = ANSWER
+) -> SocketCounter:
     """Run a far server that answers every request, the proxy in front of it, and a conversation through it."""
-    meter, ports, far = Meter(), [free_port(), free_port()], free_port()
+    meter, ports, far = SocketCounter(), [free_port(), free_port()], free_port()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while await reader.read(65_536):
@@ -65,7 +67,7 @@ def test_requests_are_told_apart_and_counted(tmp_path: Path) -> None:
     push, part = request("/fleet/push-messages", b"x" * 50), request("/fleet/push-object", b"y" * 700)
     poll = request("/fleet/pull-messages", b"")
 
-    async def talk(meter: Meter, ports: list[int]) -> None:
+    async def talk(meter: SocketCounter, ports: list[int]) -> None:
         await say(ports[0], poll, push, part)
         await say(ports[1], poll)
 
@@ -92,7 +94,7 @@ def test_messages_are_told_apart_too() -> None:
     poll, part = request("/fleet/pull-messages", b""), request("/fleet/pull-object", b"name")
     beat, push = request("/fleet/send-node-heartbeat", b""), request("/fleet/push-object", b"y" * 700)
 
-    async def talk(meter: Meter, ports: list[int]) -> None:
+    async def talk(meter: SocketCounter, ports: list[int]) -> None:
         await say(ports[0], poll, poll, part, beat, part, push, poll, part)
         await say(ports[1], poll)
 
@@ -104,7 +106,7 @@ def test_messages_are_told_apart_too() -> None:
 def test_a_request_in_many_pieces_is_one() -> None:
     whole = request("/fleet/push-object", b"z" * 1000)
 
-    async def talk(meter: Meter, ports: list[int]) -> None:
+    async def talk(meter: SocketCounter, ports: list[int]) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", ports[0])
         for begin in range(0, len(whole), 100):
             writer.write(whole[begin : begin + 100])
@@ -120,7 +122,7 @@ def test_a_request_in_many_pieces_is_one() -> None:
 
 @pytest.mark.parametrize("first", [b"\x16\x03\x01 client hello", b"\x00\x01 neither HTTP nor TLS"])
 def test_what_is_not_http_is_counted_all_the_same(first: bytes) -> None:
-    async def talk(meter: Meter, ports: list[int]) -> None:
+    async def talk(meter: SocketCounter, ports: list[int]) -> None:
         await say(ports[0], first, b"more")
 
     meter = measure(talk)
@@ -130,7 +132,7 @@ def test_what_is_not_http_is_counted_all_the_same(first: bytes) -> None:
 
 
 def test_nobody_at_the_other_end_ends_the_connection() -> None:
-    meter, port, far = Meter(), free_port(), free_port()
+    meter, port, far = SocketCounter(), free_port(), free_port()
 
     async def main() -> None:
         ready = asyncio.Event()

@@ -17,7 +17,7 @@ def entropy_bound(images: NDArray[np.uint8]) -> float:
 
 
 @dataclass(frozen=True)
-class Meter:
+class Leakage:
     """What one client reveals over a whole run, on average.
 
     `share` is the bits revealed divided by the bits that its examples hold at most. Below 1, all of them cannot be
@@ -39,7 +39,7 @@ class Meter:
 
 def meter(
     codec: Codec, d: int, *, rounds: int, participation: float, examples_per_client: float, bits_per_example: float
-) -> Meter:
+) -> Leakage:
     """Count over a run in which each client takes part in a share of the rounds."""
     codecs = [codec] if _is_the_same_throughout(codec, rounds) else [codec.at_round(k) for k in range(rounds)]
     bits = fmean(one.revealed_bits(d) for one in codecs)
@@ -47,7 +47,7 @@ def meter(
     data = examples_per_client * bits_per_example
     directions = [one.scalar_codec.m for one in codecs if one.scalar_codec is not None]
     paper = updates * fmean(directions) / d if directions else None
-    return Meter(bits, updates, bits * updates, data, bits * updates / data, paper)
+    return Leakage(bits, updates, bits * updates, data, bits * updates / data, paper)
 
 
 def _is_the_same_throughout(codec: Codec, rounds: int) -> bool:

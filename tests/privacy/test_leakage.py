@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from fedmpdd.codecs import MPDD, QSGD, FedSGD, Peaks, SAFedLora
-from fedmpdd.privacy.meter import entropy_bound, meter
+from fedmpdd.privacy.leakage import entropy_bound, meter
 
 
 def test_bits_are_counted_exactly() -> None:

@@ -9,7 +9,7 @@ from fedmpdd.codecs import Codec, make_codec
 from fedmpdd.directions import Key, check_key
 from fedmpdd.documents import parse_json
 from fedmpdd.errors import InputError, OrderError
-from fedmpdd.flower.layout import Layout
+from fedmpdd.flower.layout import ParameterLayout
 from fedmpdd.server.step import StepRule
 from fedmpdd.uplink import ErrorFeedback, Protection, RobustMean, Uplink
 from fedmpdd.wire.frames import VERSION
@@ -23,7 +23,7 @@ _MOST_TEXT = 2**24  # characters of an order: 200,000 arrays with names of 40 le
 
 
 @dataclass(frozen=True)
-class Follow:
+class ReplicaSettings:
     """All that a client needs to know of the server to take its steps too.
 
     model: the hash of the model that the round starts from, see `model_hash`. arrays: what the train function calls
@@ -44,7 +44,7 @@ class Follow:
 
 
 @dataclass(frozen=True)
-class Order:
+class RoundInstructions:
     """One client's part of a round.
 
     returns: what the user's train function gives back. key: assigned by the server, or None where the client draws a
@@ -54,15 +54,15 @@ class Order:
 
     round: int
     codec: dict[str, Any]
-    layout: Layout
+    layout: ParameterLayout
     returns: Returned
     key: Key | None = None
     error_feedback: bool = False
     protection: dict[str, float] = field(default_factory=dict)
-    follow: Follow | None = None
+    follow: ReplicaSettings | None = None
     secure: dict[str, float] = field(default_factory=dict)
 
-    def for_client(self, key: Key | None) -> "Order":
+    def for_client(self, key: Key | None) -> "RoundInstructions":
         """Return the order with this client's key."""
         return replace(self, key=key)
 
@@ -110,7 +110,7 @@ class Order:
         return json.dumps(values, separators=(",", ":"))
 
     @classmethod
-    def from_text(cls, text: object, known: Layout | None = None) -> "Order":
+    def from_text(cls, text: object, known: ParameterLayout | None = None) -> "RoundInstructions":
         """Read an order, or raise OrderError; where it comes without a layout, it is about the one that is known."""
         if not isinstance(text, str):
             raise OrderError(f"the order is a {type(text).__name__}, expected text: is the strategy fedmpdd's?")
@@ -122,13 +122,13 @@ class Order:
         if wire != VERSION:
             raise OrderError(f"the server's frames have version {wire}, this client's {VERSION}: install one release")
         try:
-            layout = Layout.from_values(values.pop("layout")) if "layout" in values else known
+            layout = ParameterLayout.from_values(values.pop("layout")) if "layout" in values else known
             if layout is None:
                 raise OrderError("it says nothing of the model's arrays, and there is no model here yet")
             _check_types(values)
             key, follow = values.pop("key"), values.pop("follow", None)
             if follow is not None:
-                follow = Follow(**{**follow, "rule": StepRule(**follow["rule"])})
+                follow = ReplicaSettings(**{**follow, "rule": StepRule(**follow["rule"])})
             order = cls(layout=layout, key=None if key is None else check_key(Key(*key)), follow=follow, **values)
             order.make_uplink()
         except (InputError, TypeError, ValueError, KeyError, AttributeError, ArithmeticError, RecursionError) as error:
