@@ -78,7 +78,7 @@ def test_settings_are_used() -> None:
         ({"robust": {"trim": 0.5}}, "robust.trim"),
         ({"robust": {"shrink": 0.0}}, "robust.shrink"),
         ({"robust": {"trim": 0.1, "other": 1}}, "robust.other is not a key"),
-        ({"robust": {}, "secure": {"clip": 1.0}}, "nobody a single update"),
+        ({"robust": {}, "secure": {"clip": 1.0}}, "nobody sees single updates"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(changes: dict[str, Any], problem: str) -> None:

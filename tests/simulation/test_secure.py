@@ -111,11 +111,11 @@ def test_a_journal_holds_the_sums(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"codec": {**SHARED, "keys": "sent"}}, "along the same directions"),
+        ({"codec": {**SHARED, "keys": "sent"}}, "keys=shared"),
         ({"codec": {**SHARED, "bits": 1}}, "32 bits"),
         ({"codec": {"name": "topk", "k": 3}}, "fedsgd"),
-        ({"codec": {**SHARED, "clip": 1.0}}, "clips and adds noise itself"),
-        ({"weighting": "examples"}, "a single update"),
+        ({"codec": {**SHARED, "clip": 1.0}}, "secure sums clip and add noise themselves"),
+        ({"weighting": "examples"}, "nobody may see how much a client has"),
         ({"clients_per_round": 1, "participation": None}, "no sum"),
         (
             {"secure": {"clip": 1.0, "noise_multiplier": 50.0, "ring_bits": 16}, "codec": {"name": "fedsgd"}},

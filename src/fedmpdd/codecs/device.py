@@ -38,7 +38,9 @@ class DeviceBackend(Backend):
         gradients: to say which coordinate is to blame.
         """
         looks = [holds.all() for holds, _ in self._requirements]
-        doubt = torch.stack(self._doubts).any(dim=0) if self._doubts else None
+        doubt = None
+        for some in self._doubts:
+            doubt = some if doubt is None else doubt | some
         if doubt is not None:
             looks.append(doubt.any())
         seen = torch.stack(looks).tolist() if looks else []
@@ -59,6 +61,12 @@ class DeviceBackend(Backend):
         low, high = compute(1 - ORDER_ERROR), compute(1 + ORDER_ERROR)
         self._doubts.append((low != high).reshape(len(low), -1).any(dim=1))
         return high
+
+    def rounded(self, values: Tensor) -> Tensor:
+        """See Backend: both bounds at once, since launches take longer than the arithmetic."""
+        both = (values * _bounds(self.device, ORDER_ERROR)).float()
+        self._doubts.append(both[0] != both[1])
+        return both[1]
 
     def like(self, values: Any) -> Tensor:
         if isinstance(values, np.ndarray) and not values.flags.writeable:
@@ -125,8 +133,10 @@ class DeviceBackend(Backend):
             torch.backends.cuda.matmul.allow_tf32 = allowed
 
     def pack_bits(self, ones: Tensor) -> Tensor:
-        padded = torch.nn.functional.pad(ones.to(torch.uint8), (0, -ones.shape[1] % 8)).view(len(ones), -1, 8)
-        return (padded << _bit_numbers(ones.device)).sum(dim=2, dtype=torch.uint8)
+        padded = ones.to(torch.uint8)
+        if ones.shape[1] % 8:
+            padded = torch.nn.functional.pad(padded, (0, -ones.shape[1] % 8))
+        return (padded.view(len(ones), -1, 8) << _bit_numbers(ones.device)).sum(dim=2, dtype=torch.uint8)
 
     def unpack_bits(self, packed: Tensor, count: int) -> Tensor:
         bits = packed[:, :, None] >> _bit_numbers(packed.device) & 1
@@ -171,7 +181,7 @@ class DeviceBackend(Backend):
     def combine_signs(
         self, family: str, negative: Tensor, factors: Tensor, keys: Sequence[Key], m: int, d: int
     ) -> Tensor:
-        signs = 1.0 - 2.0 * self.unpack_bits(negative, m).float()
+        signs = _signs_of_bytes(self.device)[negative.int()].view(len(negative), -1)[:, :m]
         return self._combine(family, signs, factors, keys, d, votes=family == "rademacher")
 
     def _combine(
@@ -211,8 +221,20 @@ def _equal_factors(device: torch.device, count: int) -> Tensor:
 
 
 @lru_cache(maxsize=8)
+def _bounds(device: torch.device, error: float) -> Tensor:
+    return torch.tensor([[1 - error], [1 + error]], dtype=torch.float64, device=device)
+
+
+@lru_cache(maxsize=8)
 def _bit_numbers(device: torch.device) -> Tensor:
     return torch.arange(8, dtype=torch.uint8, device=device)
+
+
+@lru_cache(maxsize=8)
+def _signs_of_bytes(device: torch.device) -> Tensor:
+    """The eight signs [256, 8] that a byte stands for."""
+    bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+    return torch.from_numpy(1 - 2 * bits.astype(np.float32)).to(device)
 
 
 # Keys are needed more than once a round: to project, to round and to decode.

@@ -335,4 +335,8 @@ def _explain(problem: Any) -> str:
     if problem["type"] == "extra_forbidden":
         known = (PartitionConfig if problem["loc"][0] == "partition" else RunConfig).model_fields
         return f"{'.'.join(map(str, problem['loc']))} is not a key of a config; the keys here are {', '.join(known)}"
-    return explain(problem)
+    explained = explain(problem)
+    table = problem["loc"][0] if problem["loc"] else ""
+    if table in ("server", "secure", "robust") and not explained.startswith(f"{table}: expected"):
+        return explained.replace(": ", ".", 1)  # the message begins with a key of the table
+    return explained
