@@ -100,10 +100,11 @@ def bench_rounds(
         print_json({"rows": [row.as_dict() for row in rows]})
         return
     columns = {"engine": "left", "codec": "left", "clients": "right", "batch": "right", "rounds/s": "right"}
-    result = table("whole rounds, medians", {**columns, "in the codec": "right"})
+    result = table("whole rounds, medians", {**columns, "of PyTorch's": "right", "in the codec": "right"})
     for row in rows:
         share = "" if row.codec_share is None else f"{row.codec_share:.1%}"
-        numbers = (str(row.clients_per_round), str(row.batch), f"{row.rounds_per_s:.1f}", share)
+        of_plain = "" if row.of_plain is None else f"{row.of_plain:.2f}"
+        numbers = (str(row.clients_per_round), str(row.batch), f"{row.rounds_per_s:.1f}", of_plain, share)
         result.add_row(row.engine, row.codec, *numbers)
     output(False).print(result)
 

@@ -21,7 +21,7 @@ CODECS = (
     "mpdd:m=400:family=hadamard:keys=partitioned",
     "mpdd:m=400:bits=1:family=hadamard:keys=partitioned",
 )
-PLAIN = "plain PyTorch"
+PLAIN = "plain PyTorch, vmap"
 GPU_CODECS = ("mpdd:m=600", "mpdd:m=600:bits=1:family=hadamard:keys=partitioned", "fedsgd")
 
 
@@ -34,6 +34,7 @@ class Row:
     clients_per_round: int
     batch: int
     rounds_per_s: float
+    of_plain: float | None = None  # speed as a part of that of plain PyTorch, in turns in one process
     codec_share: float | None = None  # of a round's time that encode and decode take, where it was measured
 
     def as_dict(self) -> dict[str, Any]:
@@ -57,22 +58,24 @@ def bench_config(batch: int = 1) -> RunConfig:
 def run(batch: int = 1, seconds: float = 3.0, data_dir: Path | None = None) -> Iterator[Row]:
     """Measure each codec, and plain PyTorch, in this process, in turns so that a noisy machine is noisy for all."""
     config = bench_config(batch)
-    rounds: dict[str, Callable[[], object]] = {PLAIN: plain_round(batch)}
-    for text in CODECS:
-        rounds[text] = make_federation(codec_config(config, text), data_dir).run_round
-    times: dict[str, list[float]] = {text: [] for text in rounds}
+    rounds: dict[tuple[str, str], Callable[[], object]] = {(PLAIN, "fedsgd"): plain_round(batch)}
+    for gradients in ("auto", "layers"):
+        for text in CODECS:
+            settings = codec_config(config, text).model_copy(update={"gradients": gradients})
+            rounds[f"local, {settings.gradient_method}", text] = make_federation(settings, data_dir).run_round
+    times: dict[tuple[str, str], list[float]] = {name: [] for name in rounds}
     for run_round in rounds.values():
         run_round()
     turns = 6
     for _ in range(turns):
-        for text, run_round in rounds.items():
+        for name, run_round in rounds.items():
             end = time.perf_counter() + seconds / turns
             while (start := time.perf_counter()) < end:
                 run_round()
-                times[text].append(time.perf_counter() - start)
-    for text in rounds:
-        engine, codec = ("torch.func.vmap", "fedsgd") if text == PLAIN else ("local", text)
-        yield Row(engine, codec, config.per_round, batch, 1 / median(times[text]))
+                times[name].append(time.perf_counter() - start)
+    plain = median(times[PLAIN, "fedsgd"])
+    for (engine, codec), taken in times.items():
+        yield Row(engine, codec, config.per_round, batch, 1 / median(taken), of_plain=plain / median(taken))
 
 
 def plain_round(batch: int) -> Callable[[], float]:

@@ -244,7 +244,7 @@ def _engine_app(federation: Federation) -> ClientApp:
         k = round_of(message) - 1
         flat = torch.from_numpy(message.content.array_records["arrays"]["flat-model"].numpy().copy())
         examples = [federation.partition.examples_of(client) for client in range(5)]
-        batches = np.stack([sampling.sample_batch(federation.config, k, c, own) for c, own in enumerate(examples)])
+        batches = sampling.sample_batches(federation.config, k, np.arange(len(examples)), examples)
         gradients, _ = federation._client_step(flat, batches)
         record = ArrayRecord({"flat-model": Array(gradients[int(context.node_config["node"])].numpy())})
         return Message(RecordDict({"arrays": record, "metrics": MetricRecord({"num-examples": 1})}), reply_to=message)

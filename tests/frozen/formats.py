@@ -129,7 +129,7 @@ def samples() -> dict[str, str]:
             clients = sampling.sample_clients(config, k)
             parts += [clients.tobytes(), sampling.survivors(config, k).tobytes()]
             parts += [str(sampling.round_keys(config, k, clients)).encode()]
-            parts += [sampling.sample_batch(config, k, 3, np.arange(100, 140)).tobytes()]
+            parts += [sampling.sample_batches(config, k, np.array([3]), [np.arange(100, 140)]).tobytes()]
             parts += [source.standard_normal(5).tobytes() for source in sampling.noise_sources(config, k, clients)]
         rows[keys] = digest(str(sampling.model_seed(config)).encode(), *parts)
     rows["derived seeds"] = digest(str([derive_seed(SEED, k, c) for k in (0, 9) for c in (0, 2**63)]).encode())

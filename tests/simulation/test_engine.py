@@ -50,9 +50,8 @@ def test_one_round_is_algorithm_2() -> None:
     keys = sampling.round_keys(config, 0, clients)
     gradients = []
     for client in clients:
-        rows = torch.from_numpy(
-            sampling.sample_batch(config, 0, int(client), fed.partition.examples_of(int(client)))[0]
-        )
+        examples = fed.partition.examples_of(int(client))
+        rows = torch.from_numpy(sampling.sample_batches(config, 0, np.array([client]), [examples])[0, 0])
         x = x0.clone().requires_grad_()
         inputs = (images[rows].float() / 255 - 0.1307) / 0.3081
         loss = torch.nn.functional.cross_entropy(fed.model(x, inputs), labels[rows])
@@ -114,7 +113,7 @@ def test_local_steps_send_the_model_difference(how: str) -> None:
     changes = {"clients": 1, "participation": 1.0, "local_steps": 3, "local_lr": 0.1, "lr": 1.0, "gradients": how}
     fed = federation(**changes, codec={"name": "mpdd", "m": 7_850, "family": "hadamard"})
     x = fed.flat.clone()
-    rows = sampling.sample_batch(fed.config, 0, 0, fed.partition.examples_of(0))
+    (rows,) = sampling.sample_batches(fed.config, 0, np.array([0]), [fed.partition.examples_of(0)])
     assert rows.shape == (3, 4)
     for batch in rows:
         variable = x.clone().requires_grad_()
@@ -228,7 +227,7 @@ def test_zeroth_order_scalars_are_those_of_the_gradient() -> None:
     fed = federation(codec={"name": "decomfl", "m": 20, "keys": "shared"}, batch=2)
     keys = sampling.round_keys(fed.config, 0, sampling.sample_clients(fed.config, 0))
     assert len(set(keys)) == 1
-    batches = np.stack([sampling.sample_batch(fed.config, 0, c, fed.partition.examples_of(c)) for c in range(4)])
+    batches = sampling.sample_batches(fed.config, 0, np.arange(4), [fed.partition.examples_of(c) for c in range(4)])
     codec = fed.codec
     assert isinstance(codec, DeComFL)
     slopes, _ = fed._client_step.slopes(fed.flat, batches, codec, keys[0])

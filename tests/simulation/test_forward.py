@@ -37,9 +37,8 @@ def scalars_of(fed: Federation, clients: int = 4) -> tuple[NDArray[np.float64], 
     """What forward mode computes for some clients of round 0, their gradients, and their keys."""
     numbers = sampling.sample_clients(fed.config, 0)
     keys = sampling.round_keys(fed.config, 0, numbers)[:clients]
-    batches = np.stack(
-        [sampling.sample_batch(fed.config, 0, int(c), fed.partition.examples_of(int(c))) for c in numbers[:clients]]
-    )
+    examples = [fed.partition.examples_of(int(c)) for c in numbers[:clients]]
+    batches = sampling.sample_batches(fed.config, 0, numbers[:clients], examples)
     assert isinstance(fed.codec, MPDD)
     with reproducible_arithmetic(fed.config):
         scalars, losses = fed._client_step.derivatives(fed.flat, batches, fed.codec, keys)

@@ -26,11 +26,16 @@ def one_by_one(model: FlatModel, flat: Tensor, inputs: Tensor, labels: Tensor) -
     return torch.stack(gradients), torch.stack(losses)
 
 
+def by_layers(model: FlatModel, flat: Tensor, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    gradients = torch.full((len(inputs), flat.numel()), torch.nan)  # every coordinate has to be written
+    return gradients, LayerGradients(model, fused=False)(flat, inputs, labels, gradients)
+
+
 def assert_same(model: FlatModel, flat: Tensor, shape: tuple[int, ...], clients: int, batch: int) -> None:
     generator = torch.Generator().manual_seed(3)
     inputs = torch.rand(clients, batch, *shape, generator=generator)
     labels = torch.randint(0, 10, (clients, batch), generator=generator)
-    gradients, losses = LayerGradients(model, fused=False)(flat, inputs, labels)
+    gradients, losses = by_layers(model, flat, inputs, labels)
     expected, expected_losses = one_by_one(model, flat, inputs, labels)
     torch.testing.assert_close(gradients, expected, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(losses, expected_losses)
@@ -63,9 +68,9 @@ def test_strides_padding_and_layers_without_bias() -> None:
 def test_a_few_clients_at_a_time_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     model, flat = models.build("lenet", (1, 28, 28), 10, init="default", seed=1)
     inputs, labels = torch.rand(5, 2, 1, 28, 28), torch.zeros(5, 2, dtype=torch.int64)
-    together, _ = LayerGradients(model, fused=False)(flat, inputs, labels)
+    together, _ = by_layers(model, flat, inputs, labels)
     monkeypatch.setattr(layers, "COLUMN_BYTES", 1)
-    apart, _ = LayerGradients(model, fused=False)(flat, inputs, labels)
+    apart, _ = by_layers(model, flat, inputs, labels)
     torch.testing.assert_close(apart, together, rtol=1e-5, atol=1e-7)
 
 

@@ -1,7 +1,7 @@
 """What clients do before encoding: local gradients, or the model difference after several local steps."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -67,7 +67,7 @@ class ClientStep:
         losses = torch.empty(len(batches), device=self._device)
 
         def compute(model: FlatModel, rows: _Rows) -> None:
-            gradients[rows.clients], losses[rows.clients] = self._gradients(model, flat, self._gathered(rows))
+            losses[rows.clients] = self._gradients(model, flat, self._gathered(rows), gradients[rows.clients])
 
         self._workers.map(compute, self._cut(batches[:, 0]))
         return gradients, losses
@@ -96,7 +96,8 @@ class ClientStep:
             self._check_forward(flat, chunk)
             return
         try:
-            self._workers.map(lambda model, one: self._gradients(model, flat, one), [chunk])
+            gradients = torch.empty((len(inputs), self._d), device=self._device)
+            self._workers.map(lambda model, one: self._gradients(model, flat, one, gradients), [chunk])
         except Exception as error:  # somebody else's model
             raise ConfigError(
                 f"gradients = {self._config.gradients!r}: the model cannot be differentiated so: {error}; "
@@ -123,32 +124,33 @@ class ClientStep:
 
             def compute(model: FlatModel, rows: _Rows, step: int = step) -> None:
                 moved = differences[rows.clients]
-                gradients, losses[rows.clients, step] = self._gradients(model, flat - moved, self._gathered(rows))
+                gradients = torch.empty_like(moved)
+                losses[rows.clients, step] = self._gradients(model, flat - moved, self._gathered(rows), gradients)
                 moved += local_lr * gradients
 
             self._workers.map(compute, self._cut(batches[:, step]))
         return differences, losses
 
-    def _gradients(self, model: FlatModel, flat: Tensor, chunk: _Chunk) -> tuple[Tensor, Tensor]:
-        """Gradients and losses of a chunk, at one model [d] or at one per client [clients, d]."""
+    def _gradients(self, model: FlatModel, flat: Tensor, chunk: _Chunk, gradients: Tensor) -> Tensor:
+        """Write gradients of a chunk, at one model [d] or at one per client [clients, d], and return the losses."""
 
         def loss(parameters: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
             return torch.nn.functional.cross_entropy(model(parameters, inputs), labels)
 
         model_each = flat.ndim == 2
         if self._method == "layers":
-            return LayerGradients(model, fused=flat.is_cuda)(flat, chunk.inputs, chunk.labels)
+            return LayerGradients(model, fused=flat.is_cuda)(flat, chunk.inputs, chunk.labels, gradients)
         if self._method == "vmap":
             together = torch.func.vmap(torch.func.grad_and_value(loss), in_dims=(0 if model_each else None, 0, 0))
-            gradients, losses = together(flat, chunk.inputs, chunk.labels)
-            return gradients, losses
-        rows, values = [], []
+            gradients[:], losses = together(flat, chunk.inputs, chunk.labels)
+            return cast(Tensor, losses)
+        values = []
         for i, (inputs, labels) in enumerate(zip(chunk.inputs, chunk.labels, strict=True)):
             variable = (flat[i] if model_each else flat).detach().requires_grad_()
             value = loss(variable, inputs, labels)
-            rows.append(torch.autograd.grad(value, variable)[0])
+            gradients[i] = torch.autograd.grad(value, variable)[0]
             values.append(value.detach())
-        return torch.stack(rows), torch.stack(values)
+        return torch.stack(values)
 
     def slopes(
         self, flat: Tensor, batches: NDArray[np.int64], codec: DeComFL, key: Key

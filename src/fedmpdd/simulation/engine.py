@@ -267,19 +267,14 @@ class Federation:
         answering = sampling.survivors(config, k)  # the others drop out after the model was sent to them
         keys = [key for key, here in zip(sampling.round_keys(config, k, clients), answering, strict=True) if here]
         present = clients[answering]
-        batches = np.empty((len(present), config.local_steps, config.batch), np.int64)
-        weights = []
-        for row, client in enumerate(present.tolist()):
-            examples = self._examples_of(client)
-            batches[row] = sampling.sample_batch(config, k, client, examples)
-            weights.append(float(examples.size))
+        examples = [self._examples_of(client) for client in present.tolist()]
         return _Plan(
             round=k,
             selected=clients,
             present=present,
             keys=keys,
-            batches=batches,
-            weights=weights if config.weighting == "examples" else None,
+            batches=sampling.sample_batches(config, k, present, examples),
+            weights=[float(held.size) for held in examples] if config.weighting == "examples" else None,
         )
 
     def _prepare(self, k: int) -> None:

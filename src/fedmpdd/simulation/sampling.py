@@ -1,8 +1,11 @@
 """Every random choice of a run, each a pure function of (seed, round, client): nothing to save, nothing to restore."""
 
 from collections import Counter
+from collections.abc import Callable
+from typing import Any, cast
 
 import numpy as np
+from numpy.random.bit_generator import ISeedSequence
 from numpy.typing import NDArray
 
 from fedmpdd.directions import Key, derive_seed, partitioned_keys
@@ -28,10 +31,15 @@ def sample_clients(config: RunConfig, round_number: int) -> NDArray[np.int64]:
     return np.sort(chosen)
 
 
-def sample_batch(config: RunConfig, round_number: int, client: int, examples: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Indices [local_steps, batch] of a client's minibatches of a round."""
-    rng = _rng(config, _BATCH, round_number, client)
-    return np.array([rng.choice(examples, config.batch, replace=False) for _ in range(config.local_steps)])
+def sample_batches(
+    config: RunConfig, round_number: int, clients: NDArray[np.int64], examples: list[NDArray[np.int64]]
+) -> NDArray[np.int64]:
+    """Indices [clients, local_steps, batch] of the minibatches of a round, from the examples that each client holds."""
+    batches = np.empty((len(clients), config.local_steps, config.batch), np.int64)
+    for rows, rng, held in zip(batches, _client_rngs(config, _BATCH, round_number, clients), examples, strict=True):
+        for row in rows:
+            row[:] = rng.choice(held, config.batch, replace=False)
+    return batches
 
 
 def survivors(config: RunConfig, round_number: int) -> NDArray[np.bool_]:
@@ -54,7 +62,7 @@ def round_keys(config: RunConfig, round_number: int, clients: NDArray[np.int64])
 
 def noise_sources(config: RunConfig, round_number: int, clients: NDArray[np.int64]) -> list[np.random.Generator]:
     """Return what each client draws its noise from: a simulation's randomness, which who has the config can repeat."""
-    return [_rng(config, _NOISE, round_number, int(client)) for client in clients]
+    return _client_rngs(config, _NOISE, round_number, clients)
 
 
 def most_participations(config: RunConfig) -> int:
@@ -65,3 +73,60 @@ def most_participations(config: RunConfig) -> int:
     for k in range(config.rounds):
         counts.update(sample_clients(config, k).tolist())
     return max(counts.values())
+
+
+Words = NDArray[np.uint32]
+
+
+class _Seed:
+    """The words that start one generator."""
+
+    def __init__(self, words: Words) -> None:
+        self._words = words
+
+    def generate_state(self, n_words: int, dtype: type) -> Any:
+        """Return them as a generator asks for them: PCG64 for four of 64 bits."""
+        return self._words.view(dtype)
+
+
+ISeedSequence.register(_Seed)
+
+
+def _client_rngs(
+    config: RunConfig, stream: int, round_number: int, clients: NDArray[np.int64]
+) -> list[np.random.Generator]:
+    """Return `_rng(config, stream, round_number, client)` of every client, in a third of the time.
+
+    It is NumPy's SeedSequence, whose algorithm is fixed, with a column of clients where NumPy takes one after another.
+    """
+    parts = (divmod(number, 2**32)[::-1] for number in (config.seed, stream, round_number))
+    shared = [word for low, high in parts for word in ([low, high] if high else [low])]
+    entropy = [np.full(len(clients), word, np.uint32) for word in shared] + [clients.astype(np.uint32)]
+    absorb, draw = _hash(0x43B0D7E5, 0x931E8875), _hash(0x8B51F9DD, 0x58F38DED)
+    pool = [absorb(words) for words in entropy[:4]]
+    for source in range(4):
+        for target in range(4):
+            if source != target:
+                pool[target] = _mix(pool[target], absorb(pool[source]))
+    for words in entropy[4:]:
+        pool = [_mix(mixed, absorb(words)) for mixed in pool]
+    states = np.stack([draw(pool[i % 4]) for i in range(8)], axis=1)
+    return [np.random.Generator(np.random.PCG64(cast(Any, _Seed(state)))) for state in states]
+
+
+def _hash(constant: int, multiplier: int) -> Callable[[Words], Words]:
+    """Return a hash whose constant changes with every call."""
+
+    def apply(words: Words) -> Words:
+        nonlocal constant
+        words = words ^ np.uint32(constant)
+        constant = constant * multiplier % 2**32
+        words = words * np.uint32(constant)
+        return words ^ (words >> np.uint32(16))
+
+    return apply
+
+
+def _mix(left: Words, right: Words) -> Words:
+    mixed: Words = left * np.uint32(0xCA01F9DD) - right * np.uint32(0x4973F715)
+    return mixed ^ (mixed >> np.uint32(16))
