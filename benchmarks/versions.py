@@ -54,7 +54,10 @@ class Worker:
 
     def __init__(self, python: str, source: Path | None, device: str) -> None:
         command = [python, "-c", _PROGRAM, device, "" if source is None else str(source)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        try:
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        except OSError as error:
+            raise VersionError(f"{python} is no Python that can be started ({error}); name that of the other") from None
 
     def measure(self, case: dict[str, Any]) -> float:
         """Return the median time of a call."""

@@ -1,7 +1,7 @@
 """Every random choice of a run, each a pure function of (seed, round, client): nothing to save, nothing to restore."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import numpy as np
@@ -62,7 +62,7 @@ def round_keys(config: RunConfig, round_number: int, clients: NDArray[np.int64])
 
 def noise_sources(config: RunConfig, round_number: int, clients: NDArray[np.int64]) -> list[np.random.Generator]:
     """Return what each client draws its noise from: a simulation's randomness, which who has the config can repeat."""
-    return _client_rngs(config, _NOISE, round_number, clients)
+    return list(_client_rngs(config, _NOISE, round_number, clients))
 
 
 def most_participations(config: RunConfig) -> int:
@@ -94,8 +94,8 @@ ISeedSequence.register(_Seed)
 
 def _client_rngs(
     config: RunConfig, stream: int, round_number: int, clients: NDArray[np.int64]
-) -> list[np.random.Generator]:
-    """Return `_rng(config, stream, round_number, client)` of every client, in a third of the time.
+) -> Iterator[np.random.Generator]:
+    """Yield `_rng(config, stream, round_number, client)` of every client, in a third of the time.
 
     It is NumPy's SeedSequence, whose algorithm is fixed, with a column of clients where NumPy takes one after another.
     """
@@ -111,7 +111,8 @@ def _client_rngs(
     for words in entropy[4:]:
         pool = [_mix(mixed, absorb(words)) for mixed in pool]
     states = np.stack([draw(pool[i % 4]) for i in range(8)], axis=1)
-    return [np.random.Generator(np.random.PCG64(cast(Any, _Seed(state)))) for state in states]
+    for state in states:  # a generator takes a kilobyte: one at a time
+        yield np.random.Generator(np.random.PCG64(cast(Any, _Seed(state))))
 
 
 def _hash(constant: int, multiplier: int) -> Callable[[Words], Words]:
