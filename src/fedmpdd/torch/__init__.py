@@ -1,0 +1,6 @@
+"""For training loops of one's own: gradients of a PyTorch module to frames, and frames to steps of any optimiser."""
+
+from fedmpdd.torch.ddp import DDPHook, ddp_hook
+from fedmpdd.torch.loop import Client, Server
+
+__all__ = ["Client", "DDPHook", "Server", "ddp_hook"]

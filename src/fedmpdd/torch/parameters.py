@@ -1,0 +1,61 @@
+"""The parameters of a module that are trained, as one vector in the order of the module."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fedmpdd.errors import ConfigError, GradientError
+
+
+class TrainedParameters:
+    """The parameters of a module that want a gradient; frozen ones are not encoded and cost no bytes.
+
+    Args:
+        model: a module, or some parameters of one.
+
+    """
+
+    def __init__(self, model: nn.Module | Iterable[nn.Parameter]) -> None:
+        named = model.named_parameters() if isinstance(model, nn.Module) else enumerate(model)
+        trained = [(str(name), parameter) for name, parameter in named if parameter.requires_grad]
+        if not trained:
+            raise ConfigError("the model has no parameter with requires_grad=True; unfreeze what is to be trained")
+        self.names = [name for name, _ in trained]
+        self.parameters = [parameter for _, parameter in trained]
+        devices = sorted({str(parameter.device) for parameter in self.parameters})
+        if len(devices) > 1:
+            raise ConfigError(f"the parameters are on {', '.join(devices)}; move the model to one device")
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Their shapes, in order."""
+        return [tuple(parameter.shape) for parameter in self.parameters]
+
+    @property
+    def d(self) -> int:
+        """How many coordinates they have together."""
+        return sum(parameter.numel() for parameter in self.parameters)
+
+    def gradient(self) -> Tensor:
+        """Return their gradients as one vector, float32 [d]; raise GradientError where one has none."""
+        missing = [name for name, one in zip(self.names, self.parameters, strict=True) if one.grad is None]
+        if missing:
+            raise GradientError(
+                f"{len(missing)} of {len(self.names)} parameters have no gradient, {missing[0]} for one; call "
+                "loss.backward() first, and freeze with requires_grad_(False) what the loss does not depend on"
+            )
+        return flatten([one.grad for one in self.parameters if one.grad is not None])
+
+    def set_gradient(self, flat: Tensor) -> None:
+        """Make slices of a vector [d] their gradients."""
+        start = 0
+        for parameter in self.parameters:
+            part = flat[start : start + parameter.numel()].view(parameter.shape)
+            parameter.grad = part.to(parameter.device, parameter.dtype, copy=True)
+            start += parameter.numel()
+
+
+def flatten(tensors: Sequence[Tensor]) -> Tensor:
+    """Return tensors one after another as one vector of float32."""
+    return torch.cat([tensor.detach().to(torch.float32).flatten() for tensor in tensors])

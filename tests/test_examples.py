@@ -1,0 +1,34 @@
+"""Every example runs as it stands, and does what it says."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def output_of(*command: str) -> str:
+    result = subprocess.run(
+        [sys.executable, *command], cwd=EXAMPLES.parent, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert result.returncode == 0, (result.returncode, result.stdout, result.stderr)
+    return result.stdout
+
+
+def losses_in(output: str) -> list[float]:
+    return [float(line.split("loss ")[1].split()[0]) for line in output.splitlines()]
+
+
+def test_a_loop_of_ones_own() -> None:
+    output = output_of("examples/own_loop.py")
+    assert "45 bytes from each client" in output
+    assert losses_in(output)[-1] < 0.5 * losses_in(output)[0]
+
+
+@pytest.mark.slow
+def test_data_parallel_training() -> None:
+    output = output_of("-m", "torch.distributed.run", "--nproc-per-node", "2", "examples/ddp.py")
+    assert losses_in(output)[-1] < 0.5 * losses_in(output)[0]
+    assert "6,262 bytes sent by this worker" in output
