@@ -98,7 +98,7 @@ def test_vectors_quoted_in_the_spec_are_in_the_file() -> None:
 def test_readme_code_runs_as_it_stands() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     names: dict[str, Any] = {}
     exec(blocks[0], names)
     assert len(names["frame"]) == 90
@@ -108,6 +108,16 @@ def test_readme_code_runs_as_it_stands() -> None:
     exec(blocks[2], names)
     assert {len(frame) for frame in names["frames"]} == {62}
     assert names["estimate"].shape == (13_426,)
+    loop: dict[str, Any] = {}
+    exec(blocks[3], loop)
+    assert len(loop["client"].frame()) == 70
+
+
+def test_the_loop_of_the_page_on_loops_runs_as_it_stands() -> None:
+    text = (ROOT / "docs" / "loops.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    exec(re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)[0], names)
+    assert len(names["frame"]) == 45
 
 
 def test_links_between_documents_lead_somewhere() -> None:

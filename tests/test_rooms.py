@@ -17,6 +17,8 @@ ROOMS = (
     "secure_sum",
     "uplink",
     "server",
+    "torch",
+    "testing",
     "flower",
     "tasks",
     "simulation",

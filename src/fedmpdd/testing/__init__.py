@@ -1,0 +1,5 @@
+"""The common tests of codecs, for authors of one: `check_codec(MyCodec(...))`."""
+
+from fedmpdd.testing.codec_checks import CHECKS, CodecCheckError, check_codec
+
+__all__ = ["CHECKS", "CodecCheckError", "check_codec"]
