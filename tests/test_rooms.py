@@ -9,7 +9,7 @@ import pytest
 from tools import draw_imports
 
 SOURCE = Path(__file__).parents[1] / "src"
-FOUNDATIONS = ("errors", "documents", "display")  # single modules that every room may use
+FOUNDATIONS = ("errors", "documents", "display", "imports")  # single modules that every room may use
 ROOMS = (
     "directions",
     "codecs",
@@ -27,6 +27,7 @@ ROOMS = (
     "pages",
     "privacy",
     "report",
+    "front",
     "cli",
 )
 

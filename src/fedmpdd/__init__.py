@@ -24,7 +24,7 @@ from fedmpdd.codecs import (
     register,
 )
 from fedmpdd.directions import Key, derive_seed, partitioned_keys
-from fedmpdd.errors import FedmpddError, InputError, WireError
+from fedmpdd.errors import FedmpddError, InputError, MissingDependencyError, WireError
 from fedmpdd.wire.frames import Limits, Session, pack, unpack
 
 __version__ = "0.2.0.dev0"
@@ -62,8 +62,31 @@ __all__ = [
 ]
 
 
+# What needs PyTorch is imported when it is used: that takes a second, and most of the package needs none.
+_LAZY = {
+    "History": "fedmpdd.runs.history",
+    "Task": "fedmpdd.tasks.task",
+    "callbacks": "fedmpdd.front.callbacks",
+    "partition": "fedmpdd.tasks.task",
+    "simulate": "fedmpdd.front.simulate",
+    "testing": "fedmpdd.testing",
+    "torch": "fedmpdd.torch",
+}
+
+
 def __getattr__(name: str) -> Any:
-    """Import `fedmpdd.torch` when it is used: PyTorch takes a second, and most of the package needs none."""
-    if name == "torch":
-        return importlib.import_module("fedmpdd.torch")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        module = importlib.import_module(_LAZY[name])
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("fedmpdd"):
+            raise
+        raise MissingDependencyError(
+            f"fedmpdd.{name} needs the package {error.name}, which is missing; pip install 'fedmpdd[train]'"
+        ) from None
+    return module if module.__name__ == f"fedmpdd.{name}" or name == "callbacks" else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

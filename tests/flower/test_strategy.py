@@ -22,6 +22,7 @@ from fedmpdd.flower.checkpoint import read_checkpoint, write_checkpoint
 from fedmpdd.flower.layout import ParameterLayout
 from fedmpdd.server.step import StepRule
 from fedmpdd.simulation import Federation, federation_of, parse_config, sampling
+from fedmpdd.simulation.clients import Work
 from tests.flower.grid import Between, InProcessGrid
 from tests.simulation.test_cuda import images
 
@@ -245,7 +246,7 @@ def _engine_app(federation: Federation) -> ClientApp:
         flat = torch.from_numpy(message.content.array_records["arrays"]["flat-model"].numpy().copy())
         examples = [federation.partition.examples_of(client) for client in range(5)]
         batches = sampling.sample_batches(federation.config, k, np.arange(len(examples)), examples)
-        gradients, _ = federation._client_step(flat, batches)
+        gradients = federation._client_step(flat, Work(k, np.arange(len(examples)), batches)).rows
         record = ArrayRecord({"flat-model": Array(gradients[int(context.node_config["node"])].numpy())})
         return Message(RecordDict({"arrays": record, "metrics": MetricRecord({"num-examples": 1})}), reply_to=message)
 
@@ -391,7 +392,7 @@ def test_a_client_that_diverged_says_so(lines: list[str]) -> None:
 @pytest.mark.parametrize("optimiser", ["sgd", "adam"])
 def test_a_server_goes_on_from_its_checkpoint_to_the_same_bits(tmp_path: Path, optimiser: str) -> None:
     options: dict[str, Any] = {"codec": "mpdd:m=40:keys=partitioned", "seed": 3, "lr": 0.3}
-    options["server"] = StepRule(optimiser=optimiser)  # type: ignore[arg-type]
+    options["server"] = StepRule(optimiser=optimiser)
     whole = run(FedMPDD(**options), 6)
     file = tmp_path / "server" / "checkpoint.safetensors"
     run(FedMPDD(**options, checkpoint=file), 4)

@@ -30,9 +30,9 @@ def test_bytes_add_up_and_a_run_knows_its_state(tmp_path: Path) -> None:
         lines.write('{"round": 3, "lo')  # the process was killed here
     cut, whole = collect([tmp_path]).runs
     assert whole.history.rounds == [
-        Round(1, 3.0, None, 7, 5, 1000, 2),
-        Round(2, None, 0.5, 14, 10, 2000, 4),
-        Round(3, 1.0, None, 21, 15, 3000, 6),
+        Round(1, 3.0, None, 7, 5, 1000, 2, metrics={}),
+        Round(2, None, 0.5, 14, 10, 2000, 4, metrics={"accuracy": 0.5}),
+        Round(3, 1.0, None, 21, 15, 3000, 6, metrics={}),
     ]
     assert whole.finished
     assert (cut.finished, cut.history.last.rounds, cut.summary) == (False, 3, None)

@@ -14,7 +14,7 @@ from fedmpdd.errors import CodecError, ConfigError
 from fedmpdd.runs.folders import Run
 from fedmpdd.simulation import Federation, parse_config, sampling
 from fedmpdd.simulation import forward as forward_mode
-from fedmpdd.simulation.clients import ClientStep
+from fedmpdd.simulation.clients import ClientStep, Work
 from fedmpdd.simulation.devices import reproducible_arithmetic
 from fedmpdd.simulation.replay import replay
 from tests.simulation.test_engine import BASE, federation, train
@@ -41,8 +41,9 @@ def scalars_of(fed: Federation, clients: int = 4) -> tuple[NDArray[np.float64], 
     batches = sampling.sample_batches(fed.config, 0, numbers[:clients], examples)
     assert isinstance(fed.codec, MPDD)
     with reproducible_arithmetic(fed.config):
-        scalars, losses = fed._client_step.derivatives(fed.flat, batches, fed.codec, keys)
-        gradients, expected = fed._client_step(fed.flat, batches)
+        work = Work(0, numbers[:clients], batches)
+        scalars, losses, _ = fed._client_step.derivatives(fed.flat, work, fed.codec, keys)
+        gradients, expected, _ = fed._client_step(fed.flat, work)
     assert torch.allclose(losses.float(), expected, rtol=1e-5)
     return scalars, gradients.numpy(), keys
 

@@ -10,6 +10,7 @@ from fedmpdd.errors import ConfigError
 from fedmpdd.runs.folders import Run
 from fedmpdd.secure_sum import Terms, bytes_up, secure_sum
 from fedmpdd.simulation import Federation, make_federation, parse_config
+from fedmpdd.simulation.clients import Work
 from fedmpdd.simulation.replay import replay
 from fedmpdd.simulation.secure import SummedUplink
 from tests.simulation.test_engine import BASE
@@ -63,7 +64,8 @@ def test_clipping_bounds_what_a_client_adds_whatever_rounding_does() -> None:
     fed = federation(secure={"clip": 1e-3, "ring_bits": 24})
     uplink = fed._uplink
     assert isinstance(uplink, SummedUplink)
-    gradients, _ = fed._client_step(fed.flat, fed._plan_of(0).batches)
+    plan = fed._plan_of(0)
+    gradients = fed._client_step(fed.flat, Work(0, plan.present, plan.batches)).rows
     uploads = uplink.encode(0, gradients.numpy(), fed._plan_of(0).keys, fed._plan_of(0).present.tolist())
     spare = np.uint64(40)
     whole = (uploads.elements << spare).view(np.int64) >> np.int64(40)

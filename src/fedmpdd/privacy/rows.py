@@ -10,7 +10,7 @@ from fedmpdd.privacy.case import Case
 from fedmpdd.privacy.config import Audit
 from fedmpdd.privacy.leakage import meter
 from fedmpdd.privacy.verdicts import Evidence, sentence, strongest, verdict
-from fedmpdd.simulation.engine import partition_of
+from fedmpdd.simulation.tasks import partition_of
 
 CONTROL = "fedsgd"
 AttackResults = dict[tuple[str, str], dict[str, Any]]  # the arrays of each, by codec and attack

@@ -30,7 +30,7 @@ class Training:
 
     def __init__(self, federation: Federation, history: History | None = None) -> None:
         self.federation = federation
-        self.history = History() if history is None else history
+        self.history = History(score=federation.config.score) if history is None else history
         self.is_over = False  # set by a callback: what was wanted is there
         self.is_paused = False  # set by a callback: it goes on later
 

@@ -16,7 +16,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ import torch
 
 from fedmpdd.documents import parse_json, sync_folder, write_json, write_text
 from fedmpdd.errors import ConfigError, DocumentError, JournalError, RunError
+from fedmpdd.imports import Trust
 from fedmpdd.runs import driver
 from fedmpdd.runs.environment import differences, environment
 from fedmpdd.runs.history import CONFIG, ENVIRONMENT, METRICS, SUMMARY, History, problem_of, read_config, read_starts
@@ -33,7 +34,6 @@ from fedmpdd.simulation.config import RunConfig, parse_config
 from fedmpdd.simulation.engine import Federation, RoundMetrics, make_federation
 from fedmpdd.simulation.journal import JOURNAL, Journal, JournalReader
 from fedmpdd.simulation.replay import ANOTHER_START, model_sha256
-from fedmpdd.tasks import models
 
 CHECKPOINT, LOCK = "checkpoint.safetensors", ".lock"
 
@@ -73,7 +73,7 @@ class Run:
         self._lock = lock or FolderLock(folder)
         self.config = config
         self.federation = federation
-        self.history = History()
+        self.history = History(score=config.score)
         self._journal: Journal | None = None
 
     @classmethod
@@ -103,14 +103,13 @@ class Run:
         return run
 
     @classmethod
-    def resume(cls, folder: Path, data_dir: Path | None = None, *, trust_imports: bool | str = False) -> "Run":
+    def resume(cls, folder: Path, data_dir: Path | None = None, *, trust_imports: Trust = False) -> "Run":
         """Open a run folder where its journal ends, or where its last checkpoint left it if it keeps none.
 
-        folder: the run. data_dir: where the datasets are. trust_imports: whether the code that the folder names as its
-        model may be imported and called: True, or the one import path that may. Models of this package need neither.
+        folder: the run. data_dir: where the datasets are. trust_imports: whether the code that the folder names may be
+        imported and called: True, or the import paths that may. What is of this package needs neither.
         """
-        config = read_config(folder)
-        models.check_trust(config.model, str(folder / CONFIG), trust_imports)
+        config = read_config(folder, trust_imports)
         lock = FolderLock(folder)
         run = cls(folder, config, make_federation(config, data_dir), lock)
         if config.journaled:
@@ -123,13 +122,13 @@ class Run:
             run._load_checkpoint()
             rows = run._rows_before(run.federation.next_round)
         write_text(folder / METRICS, "".join(json.dumps(row) + "\n" for row in rows))
-        run.history = History.of(rows)
+        run.history = History.of(rows, config.score)
         return run
 
     def _load_checkpoint(self) -> None:
         path = self.folder / CHECKPOINT
         if path.is_file():
-            checkpoint = read_checkpoint(path, self.config, self.federation.model.d)
+            checkpoint = read_checkpoint(path, self.config, self.federation.model.d, self.federation.state_lengths)
             vectors = {name: torch.from_numpy(vector) for name, vector in checkpoint.vectors.items()}
             most = self.config.rounds
             self.federation.load_state(
@@ -257,9 +256,11 @@ class Run:
         write_json(path, [*starts, {"from_round": self.federation.next_round, **here}])
 
 
-def read_checkpoint(path: Path, config: RunConfig, d: int) -> checkpoints.Checkpoint:
+def read_checkpoint(
+    path: Path, config: RunConfig, d: int, lengths: Mapping[str, Collection[int]] | None = None
+) -> checkpoints.Checkpoint:
     """Return the checkpoint of a run with this config and so many parameters, or raise RunError."""
-    checkpoint = checkpoints.read_checkpoint(path, d, _remedy(path), _UNSEALED_NOTES)
+    checkpoint = checkpoints.read_checkpoint(path, d, _remedy(path), _UNSEALED_NOTES, lengths)
     if checkpoint.sealed:
         _check_config(path, config, checkpoint.notes.get("config", ""))
     else:

@@ -8,10 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, stdev
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from fedmpdd.documents import Expected, is_count, is_number, parse_json, problem_in, read_json
 from fedmpdd.errors import ConfigError, DocumentError, RunError
+from fedmpdd.imports import Trust, check_trust, import_paths
 from fedmpdd.simulation.config import RunConfig, parse_config
 
 CONFIG, ENVIRONMENT, METRICS, SUMMARY = "config.json", "environment.json", "metrics.jsonl", "summary.json"
@@ -27,11 +29,13 @@ class Round(NamedTuple):
 
     rounds: int
     loss: float | None
-    accuracy: float | None  # None where the model was not tested
+    accuracy: float | None  # the score, by whatever metric the history goes; None where the model was not tested
     uplink_bytes: int
     payload_bytes: int
     downlink_bytes: int = 0
     updates: int = 0
+    loss_of_test: float | None = None
+    metrics: Mapping[str, float | None] = MappingProxyType({})  # of the test examples
 
 
 START = Round(0, None, None, 0, 0)
@@ -44,11 +48,13 @@ class History:
     rounds: list[Round] = field(default_factory=list)
     evaluations: list[Round] = field(default_factory=list)  # the rounds after which the model was tested
     diverged: bool = False
+    score: str = "accuracy"  # the metric that targets go by, with a minus before it where lower is better
+    model: Any = None  # the trained module, where the history was made by a training in this process
 
     @classmethod
-    def of(cls, rows: Iterable[Mapping[str, Any]]) -> "History":
+    def of(cls, rows: Iterable[Mapping[str, Any]], score: str = "accuracy") -> "History":
         """Return the history of lines of metrics."""
-        history = cls()
+        history = cls(score=score)
         for row in rows:
             history.add(row)
         return history
@@ -56,18 +62,24 @@ class History:
     def add(self, row: Mapping[str, Any]) -> None:
         """Add a round, as it stands in the run's file."""
         last = self.last
+        metrics = row.get("metrics") or {"accuracy": row["accuracy"]}
+        name = self.score.removeprefix("-")
+        score = row.get("test_loss") if name == "loss" else metrics.get(name)
+        is_tested = score is not None or row.get("test_loss") is not None
         self.rounds.append(
             Round(
                 rounds=row["round"] + 1,
                 loss=row.get("loss"),
-                accuracy=row["accuracy"],
+                accuracy=score,
                 uplink_bytes=last.uplink_bytes + row["uplink_bytes"],
                 payload_bytes=last.payload_bytes + row["payload_bytes"],
                 downlink_bytes=last.downlink_bytes + row["downlink_bytes"],
                 updates=last.updates + row["clients"],
+                loss_of_test=row.get("test_loss"),
+                metrics=metrics if is_tested else {},
             )
         )
-        if row["accuracy"] is not None:
+        if score is not None:
             self.evaluations.append(self.rounds[-1])
         # Clients answered and have no loss: it was not finite, and the file knows no such number.
         self.diverged = self.diverged or (row["clients"] > 0 and row.get("loss") is None)
@@ -85,9 +97,20 @@ class History:
         """The accuracy that was measured last."""
         return self.evaluations[-1].accuracy if self.evaluations else None
 
+    @property
+    def lower_is_better(self) -> bool:
+        """Whether a smaller score is the better one, as of a loss."""
+        return self.score.startswith("-")
+
+    def meets(self, score: float | None, target: float) -> bool:
+        """Return whether a score is at least as good as a target."""
+        if score is None:
+            return False
+        return score <= target if self.lower_is_better else score >= target
+
     def first_at(self, target: float) -> Round | None:
         """Return the first evaluation at which an accuracy was met."""
-        return next((entry for entry in self.evaluations if (entry.accuracy or 0.0) >= target), None)
+        return next((entry for entry in self.evaluations if self.meets(entry.accuracy, target)), None)
 
     def accuracy_at(self, budget: int, count: Count = "uplink_bytes", round_cap: int | None = None) -> float | None:
         """Return the accuracy of the last evaluation within a number of bytes, and of rounds where there is a cap."""
@@ -104,7 +127,7 @@ class History:
 
     def fell_back(self, target: float) -> bool:
         """Return whether it diverged, or ended below a target that it had reached."""
-        return self.diverged or (self.first_at(target) is not None and (self.final_accuracy or 0.0) < target)
+        return self.diverged or (self.first_at(target) is not None and not self.meets(self.final_accuracy, target))
 
 
 @dataclass(frozen=True)
@@ -168,7 +191,7 @@ def read_run(folder: Path) -> RunRecord:
     except ConfigError as error:
         raise RunError(f"{folder / CONFIG} is not the config of a run: {error}; leave this folder out") from None
     starts = read_starts(folder, "delete it, or leave this folder out")
-    history, summary = read_history(folder)
+    history, summary = read_history(folder, config.score)
     if history.last.rounds > config.rounds:
         raise RunError(
             f"{folder / METRICS} has {history.last.rounds} rounds, but {CONFIG} says rounds = {config.rounds}: one of "
@@ -177,9 +200,9 @@ def read_run(folder: Path) -> RunRecord:
     return RunRecord(folder, config, history, tuple(starts), summary)
 
 
-def read_history(folder: Path) -> tuple[History, dict[str, Any] | None]:
-    """Return the history of a run folder, and its summary if there is one."""
-    history = History.of(read_metrics(folder))
+def read_history(folder: Path, score: str = "accuracy") -> tuple[History, dict[str, Any] | None]:
+    """Return the history of a run folder by that score, and its summary if there is one."""
+    history = History.of(read_metrics(folder), score)
     path = folder / SUMMARY
     if not path.is_file():
         return history, None
@@ -197,13 +220,20 @@ def read_history(folder: Path) -> tuple[History, dict[str, Any] | None]:
     return history, summary
 
 
-def read_config(folder: Path) -> RunConfig:
-    """Return the resolved config of a run folder."""
+def read_config(folder: Path, trust_imports: Trust | None = None) -> RunConfig:
+    """Return the resolved config of a run folder.
+
+    trust_imports: what the config names may be imported then; None to read it alone, which imports nothing.
+    """
     path = folder / CONFIG
     if not path.is_file():
         raise RunError(f"{folder} is not a run: it has no {CONFIG}; start one with fedmpdd run CONFIG --out {folder}")
     remedy = f"put back what it was, or delete {folder} and start the run again"
-    return parse_config(read_json(path, remedy, largest=LARGEST_CONFIG))
+    values = read_json(path, remedy, largest=LARGEST_CONFIG)
+    if trust_imports is None:
+        return parse_config(values, follow_imports=False)
+    check_trust(import_paths(values) if isinstance(values, dict) else {}, str(path), trust_imports)
+    return parse_config(values)
 
 
 def read_starts(folder: Path, remedy: str) -> list[dict[str, Any]]:

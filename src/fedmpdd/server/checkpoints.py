@@ -36,8 +36,8 @@ _COUNT = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
 class Checkpoint:
     """What a file holds.
 
-    vectors: float32 [d] each, finite, by name. notes: texts by name, without the seal. sealed: whether the file had
-    one; without it damage can go unnoticed.
+    vectors: float32, finite, by name; most are [d]. notes: texts by name, without the seal. sealed: whether the file
+    had one; without it damage can go unnoticed.
     """
 
     vectors: dict[str, Float32]
@@ -61,17 +61,23 @@ def write_checkpoint(path: Path, vectors: Mapping[str, Float32], notes: Mapping[
         raise OSError(f"{path} cannot be written: {error}") from None
 
 
-def read_checkpoint(path: Path, d: int, remedy: str, unsealed_notes: Collection[str]) -> Checkpoint:
+def read_checkpoint(
+    path: Path,
+    d: int,
+    remedy: str,
+    unsealed_notes: Collection[str],
+    lengths: Mapping[str, Collection[int]] | None = None,
+) -> Checkpoint:
     """Return what a file holds, or raise RunError that ends in `remedy`.
 
-    d: the length that all vectors must have; looked at before any is read. unsealed_notes: the names of all notes in
-    files of the versions that did not seal them.
+    d: the length that vectors must have; looked at before any is read. lengths: of vectors that may have others.
+    unsealed_notes: the names of all notes in files of the versions that did not seal them.
     """
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
             names = list(file.keys())
-            _check_lengths(path, file, names, d, remedy)
+            _check_lengths(path, file, names, d, lengths or {}, remedy)
             vectors = {name: file.get_tensor(name) for name in names}
     except (SafetensorError, OSError, ValueError, TypeError, KeyError) as error:
         if isinstance(error, RunError):
@@ -95,10 +101,13 @@ def read_count(path: Path, notes: Mapping[str, str], name: str, most: int, remed
     return int(text)
 
 
-def _check_lengths(path: Path, file: Any, names: list[str], d: int, remedy: str) -> None:
+def _check_lengths(
+    path: Path, file: Any, names: list[str], d: int, lengths: Mapping[str, Collection[int]], remedy: str
+) -> None:
     for name in names:
         part = file.get_slice(name)
-        if part.get_dtype() != "F32" or list(part.get_shape()) != [d]:
+        allowed = [[length] for length in lengths.get(name, (d,))]
+        if part.get_dtype() != "F32" or list(part.get_shape()) not in allowed:
             raise RunError(
                 f"{path} is of another model or optimiser: {name} is {part.get_dtype()} {part.get_shape()}, expected "
                 f"F32 [{d}]; {remedy}"

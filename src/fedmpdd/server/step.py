@@ -3,14 +3,16 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from fedmpdd.documents import check_number
 from fedmpdd.errors import ConfigError
+from fedmpdd.imports import is_named, named_object
 
 Vector = TypeVar("Vector")  # an array of float32, or a tensor
+SCHEDULES = ("constant", "cosine", "linear")
 OPTIMISERS: dict[str, tuple[str, ...]] = {"sgd": (), "momentum": ("velocity",), "adam": ("first", "second")}
 
 
@@ -19,7 +21,8 @@ class StepRule:
     """How a server steps along the decoded gradient, in a config and in what clients follow.
 
     Args:
-        optimiser: `sgd`, `momentum` or `adam`.
+        optimiser: `sgd`, `momentum` or `adam`; in the local engine also the import path of one of PyTorch, such as
+            `torch.optim:AdamW(weight_decay=0.01)`.
         momentum: of `momentum`.
         beta1: of `adam`, as are the others.
         beta2: see there.
@@ -31,7 +34,7 @@ class StepRule:
 
     """
 
-    optimiser: Literal["sgd", "momentum", "adam"] = "sgd"
+    optimiser: str = "sgd"
     momentum: float = 0.9
     beta1: float = 0.9
     beta2: float = 0.99
@@ -39,11 +42,65 @@ class StepRule:
 
     def __post_init__(self) -> None:
         """Raise ConfigError for a step that nobody can take."""
-        if self.optimiser not in OPTIMISERS:
+        if self.optimiser not in OPTIMISERS and not (isinstance(self.optimiser, str) and is_named(self.optimiser)):
             raise ConfigError(f"optimiser = {self.optimiser!r}: expected 'sgd', 'momentum' or 'adam'")
         for name in ("momentum", "beta1", "beta2"):
             check_number(name, getattr(self, name), 0, 1, "a number from 0 to below 1")
         check_number("epsilon", self.epsilon, math.ulp(0.0), math.inf, "a finite number above 0")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How the step size changes over the rounds: a factor of `lr` for each of them.
+
+    Args:
+        kind: `constant`, `cosine` or `linear`, which go from 1 to `final`; or the import path of a function from the
+            number of a round, from 0, to its factor.
+        rounds: over how many rounds; 0 for `constant`.
+        warmup: rounds in which the factor grows from near 0 to 1 before that.
+        final: the factor from `rounds` on.
+
+    Example:
+        >>> [Schedule("linear", rounds=4).factor(k) for k in range(6)]
+        [1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
+
+    """
+
+    kind: str = "constant"
+    rounds: int = 0
+    warmup: int = 0
+    final: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a schedule that nobody can keep."""
+        if self.kind not in SCHEDULES and not (isinstance(self.kind, str) and is_named(self.kind)):
+            raise ConfigError(
+                f"kind = {self.kind!r}: expected {', '.join(map(repr, SCHEDULES))}, or an import path such as "
+                "mysteps.py:factor"
+            )
+        for name in ("rounds", "warmup"):
+            check_number(name, getattr(self, name), 0, math.inf, "a number of rounds")
+        check_number("final", self.final, 0, math.inf, "a finite number, not negative")
+        if self.kind in ("cosine", "linear") and self.rounds <= self.warmup:
+            raise ConfigError(
+                f"rounds = {self.rounds} with warmup = {self.warmup}: a {self.kind} schedule ends after its warmup; "
+                "say over how many rounds"
+            )
+
+    def factor(self, round_number: int) -> float:
+        """Return what the step size of a round is multiplied with."""
+        if round_number < self.warmup:
+            return (round_number + 1) / self.warmup
+        if self.kind not in SCHEDULES:
+            return float(named_object(self.kind, "schedule.kind")(round_number))
+        if self.kind == "constant":
+            return 1.0
+        done = min(1.0, (round_number - self.warmup) / (self.rounds - self.warmup))
+        share = 1 - done if self.kind == "linear" else (1 + math.cos(math.pi * done)) / 2
+        return round(self.final + (1 - self.final) * share, 12)  # the last bits of a cosine depend on the machine
+
+
+CONSTANT = Schedule()
 
 
 class Step(Generic[Vector]):
@@ -54,8 +111,14 @@ class Step(Generic[Vector]):
     turn into a product. Constants are Python's floats, which NumPy and PyTorch both round to float32 first.
     """
 
-    def __init__(self, rule: StepRule, lr: float, zeros: Callable[[], Vector]) -> None:
+    def __init__(self, rule: StepRule, lr: float, zeros: Callable[[], Vector], schedule: Schedule = CONSTANT) -> None:
+        if rule.optimiser not in OPTIMISERS:
+            raise ConfigError(
+                f"server.optimiser = {rule.optimiser!r} is one of PyTorch, which who follows the model cannot step; "
+                f"use {', '.join(OPTIMISERS)}"
+            )
         self._rule = rule
+        self._schedule = schedule
         # It multiplies model differences too: with several local steps 1.0 is plain averaging.
         self._lr = float(lr)  # NumPy would compute in float64 with one of its own
         self.state: dict[str, Vector] = {name: zeros() for name in OPTIMISERS[rule.optimiser]}
@@ -68,14 +131,15 @@ class Step(Generic[Vector]):
 
     def _stepped(self, flat: Any, gradient: Any, round_number: int) -> Any:
         c = self._rule
+        lr = self._lr * self._schedule.factor(round_number)
         state: dict[str, Any] = self.state
         if c.optimiser == "sgd":
-            return flat - self._lr * gradient
+            return flat - lr * gradient
         if c.optimiser == "momentum":
             velocity = state["velocity"]
             velocity *= c.momentum
             velocity += gradient
-            return flat - self._lr * velocity
+            return flat - lr * velocity
         first, second = state["first"], state["second"]
         first *= c.beta1
         first += (1 - c.beta1) * gradient
@@ -84,7 +148,7 @@ class Step(Generic[Vector]):
         steps = round_number + 1
         first_unbiased = first * (1 / (1 - c.beta1**steps))
         second_unbiased = second * (1 / (1 - c.beta2**steps))
-        return flat - self._lr * first_unbiased / (_root(second_unbiased) + c.epsilon)
+        return flat - lr * first_unbiased / (_root(second_unbiased) + c.epsilon)
 
 
 def _root(values: Any) -> Any:

@@ -15,16 +15,19 @@ from pydantic import (
     ModelWrapValidatorHandler,
     PrivateAttr,
     ValidationError,
+    ValidationInfo,
     model_validator,
 )
 
 from fedmpdd.codecs import Codec
 from fedmpdd.documents import parse_override
 from fedmpdd.errors import ConfigError, InputError
-from fedmpdd.server.step import StepRule
+from fedmpdd.imports import is_named
+from fedmpdd.server.step import Schedule, StepRule
+from fedmpdd.tasks.batch_norm import BatchNorm
 from fedmpdd.tasks.data import DATASETS, PartitionKind
 from fedmpdd.uplink import RobustMean, SecureRounds, check_parts
-from fedmpdd.uplink.codec_config import CodecConfig, explain
+from fedmpdd.uplink.codec_config import CodecConfig, can_build, explain
 
 STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 Kind = TypeVar("Kind")
@@ -73,13 +76,20 @@ class RunConfig(BaseModel):
     pixels: Literal["unit", "normalised", "raw"] = "normalised"
     model: str = "lenet"
     init: Literal["default", "uniform"] = "default"
+    loss: str = "cross-entropy"
+    metrics: list[str] | None = None
+    batch_norm: BatchNorm | None = None
     clients: int = Field(default=100, ge=1, le=2**32)
     participation: float | None = Field(default=None, gt=0, le=1)
     clients_per_round: int | None = Field(default=None, ge=1)
     batch: int = Field(default=1, ge=1)
     local_steps: int = Field(default=1, ge=1)
+    local_epochs: int | None = Field(default=None, ge=1)
     local_lr: float | None = Field(default=None, gt=0)
+    local_optimiser: str | None = None
+    proximal: float = Field(default=0.0, ge=0)
     lr: float = Field(default=0.1, gt=0)
+    schedule: Annotated[Schedule, _table_of(Schedule)] = Schedule()
     rounds: int = Field(default=100, ge=1, lt=2**32)
     evaluate_every: int = Field(default=8, ge=1)
     checkpoint_every: int = Field(default=50, ge=1)
@@ -110,15 +120,20 @@ class RunConfig(BaseModel):
         return config
 
     @model_validator(mode="after")
-    def _consistent(self) -> "RunConfig":
-        if self.dataset not in DATASETS:
-            raise ValueError(f"dataset = {self.dataset!r} is unknown; use one of {', '.join(DATASETS)}")
+    def _consistent(self, info: ValidationInfo) -> "RunConfig":
+        if self.dataset not in DATASETS and not is_named(self.dataset):
+            raise ValueError(
+                f"dataset = {self.dataset!r} is unknown; use one of {', '.join(DATASETS)}, or an import path such as "
+                "mydata.py:load"
+            )
         if (self.dataset == "python-docs") != (self.pixels == "raw"):
             raise ValueError(
                 f"dataset = {self.dataset!r} with pixels = {self.pixels!r}: bytes of text (python-docs) are raw, and "
                 "those of images are not"
             )
         self._check_counts()
+        if not can_build(self.codec, info):
+            return self
         try:
             self._check_uplink()
         except InputError as error:
@@ -137,18 +152,25 @@ class RunConfig(BaseModel):
             raise ValueError(
                 f"participation = {self.participation} of clients = {self.clients} selects no client; raise either"
             )
-        if (self.local_steps > 1) != (self.local_lr is not None):
+        if self.local_lr is not None and self.local_optimiser is not None:
+            raise ValueError("local_lr and local_optimiser both say how clients step; give one of them")
+        if self.local_epochs is not None and self.local_steps > 1:
+            raise ValueError("local_steps and local_epochs both say how many steps clients take; give one of them")
+        steps = self.local_steps > 1 or self.local_epochs is not None
+        if steps != (self.local_lr is not None or self.local_optimiser is not None):
             raise ValueError(
                 f"local_steps = {self.local_steps} with local_lr = {self.local_lr}: steps on the client, above 1, and "
-                "their step size go together; give both or neither"
+                "their step size (or a local_optimiser) go together; give both or neither"
             )
+        if self.proximal and not steps:
+            raise ValueError(f"proximal = {self.proximal} pulls back clients that take several steps; give local_steps")
 
     def _check_uplink(self) -> None:
         """Raise InputError where the parts of an update cannot work together."""
         codec = self.codec.build()
         protection = self.codec.protection()
         check_parts(codec, self.codec.keys, protection=protection, mean_bits=self.downlink_bits)
-        if self.source != "backward" and (self.local_steps > 1 or self.codec.error_feedback):
+        if self.source != "backward" and (self.trains_locally or self.codec.error_feedback):
             raise ConfigError(
                 f"clients that make scalars by {self.source} have no gradient, which local_steps above 1 step along "
                 'and error_feedback remembers; leave these out, or use client = "backward" and another codec'
@@ -171,6 +193,18 @@ class RunConfig(BaseModel):
                 self.secure.check(self.per_round)
             except ConfigError as error:
                 raise ConfigError(f"secure.{error}") from None
+
+    @property
+    def trains_locally(self) -> bool:
+        """Whether clients take several steps and send how far they came, and not a gradient."""
+        return self.local_steps > 1 or self.local_epochs is not None
+
+    @property
+    def score(self) -> str:
+        """The metric that targets and tables go by; with a minus before it where lower is better."""
+        if self.metrics is None:
+            return "accuracy" if self.loss == "cross-entropy" else "-loss"
+        return metric_name(self.metrics[0]) if self.metrics else "-loss"
 
     @property
     def source(self) -> str:
@@ -227,7 +261,7 @@ class RunConfig(BaseModel):
         vectorised call wins up to batches of 16 and the loop from 32 on; on a GPU layers win, for models that are made
         of known ones (docs/performance.md).
         """
-        one_model = self.client == "backward" and self.local_steps == 1  # which layers need, and nothing forwards
+        one_model = self.client == "backward" and not self.trains_locally  # which layers need, and nothing forwards
         if self.gradients != "auto":
             return self.gradients if one_model or self.gradients != "layers" else "vmap"
         if self.client == "forward":  # several directions at once: up to five times as fast (docs/forward.md)
@@ -235,6 +269,12 @@ class RunConfig(BaseModel):
         if self.device == "cuda":
             return "layers" if one_model else "vmap"
         return "vmap" if self.batch <= 16 else "loop"
+
+
+def metric_name(text: str) -> str:
+    """Return what a metric is called that a config gives as `name=path`, or by a path whose last part is its name."""
+    name, _, path = text.rpartition("=")
+    return name or path.rpartition(":")[2]
 
 
 def shipped_configs() -> dict[str, str]:
@@ -281,12 +321,16 @@ def apply_overrides(values: dict[str, Any], overrides: list[str]) -> dict[str, A
     return values
 
 
-def parse_config(values: dict[str, Any]) -> RunConfig:
-    """Check a config that is already a table."""
+def parse_config(values: dict[str, Any], *, follow_imports: bool = True) -> RunConfig:
+    """Check a config that is already a table.
+
+    follow_imports: whether a codec that is named by an import path is imported to be checked. Without, the config can
+    be read, and is of somebody whose code nobody has to run.
+    """
     if not isinstance(values, dict):
         raise ConfigError(f"a config is a table of keys, got {values!r}")
     try:
-        return RunConfig.model_validate(values)
+        return RunConfig.model_validate(values, context={"follow_imports": follow_imports})
     except ValidationError as error:
         raise ConfigError("; ".join(_explain(problem) for problem in error.errors())) from None
 

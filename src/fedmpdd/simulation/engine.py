@@ -10,21 +10,26 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedmpdd.codecs import Codec
 from fedmpdd.directions import Key, backend
 from fedmpdd.errors import ConfigError, InputError, RunError
 from fedmpdd.simulation import sampling
-from fedmpdd.simulation.clients import ClientStep, Evaluator
+from fedmpdd.simulation.clients import ClientStep, Computed, Work
 from fedmpdd.simulation.config import RunConfig
 from fedmpdd.simulation.devices import reproducible_arithmetic, resolve_device
 from fedmpdd.simulation.downlink import Downlink, ModelDownlink, ReplayDownlink
+from fedmpdd.simulation.evaluation import Evaluator
 from fedmpdd.simulation.journal import Header
 from fedmpdd.simulation.replay import model_sha256, replica_at
+from fedmpdd.simulation.tasks import load_task, task_of
 from fedmpdd.simulation.workers import Workers
-from fedmpdd.tasks import models
-from fedmpdd.tasks.data import Dataset, Partition, PartitionKind, load, make_partition
+from fedmpdd.tasks.batch_norm import RunningStatistics
+from fedmpdd.tasks.data import Dataset, Partition
+from fedmpdd.tasks.objective import Objective
+from fedmpdd.tasks.task import Task
+from fedmpdd.torch.step import TorchStep
 from fedmpdd.uplink import ErrorFeedback, Mean, Uplink, Uploads
 from fedmpdd.wire.bundle import Bundle
 
@@ -44,16 +49,25 @@ class RoundMetrics:
     decode_s: float
     accuracy: float | None = None
     test_loss: float | None = None
+    metrics: dict[str, float] | None = None  # of the test examples, where there are others than accuracy
 
     @classmethod
     def from_dict(cls, row: dict[str, Any]) -> "RoundMetrics":
         """Return the metrics of a line of the run's file, which may be of a version that had more or fewer."""
-        return cls(**{field.name: row.get(field.name, 0.0) for field in fields(cls)})
+        missing: dict[str, Any] = {field.name: 0.0 for field in fields(cls)} | {"metrics": None}
+        return cls(**{name: row.get(name, default) for name, default in missing.items()})
 
     def as_dict(self) -> dict[str, Any]:
         """Return the metrics as they stand in the run's file; JSON knows no NaN."""
-        values = asdict(self)
-        return {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()}
+        values = {name: _json_number(value) for name, value in asdict(self).items()}
+        if self.metrics is None:
+            del values["metrics"]
+        else:
+            values["metrics"] = {name: _json_number(value) for name, value in self.metrics.items()}
+        return values
+
+
+STATISTICS = "batch_norm"  # the name of that vector in checkpoints
 
 
 class _Plan(NamedTuple):
@@ -82,32 +96,31 @@ class Federation:
     frames: whether every update becomes a frame that is checked and read again, as on a network. It changes no number.
     """
 
-    def __init__(self, config: RunConfig, dataset: Dataset, partition: Partition, *, frames: bool = False) -> None:
+    def __init__(
+        self, config: RunConfig, task: Task | Dataset, partition: Partition | None = None, *, frames: bool = False
+    ) -> None:
         config.check_trainable()
-        self.config = config
-        self.partition = partition
+        self.config = config = resolve_device(config)
+        self.task = task = task if isinstance(task, Task) else task_of(config, task, partition)
+        if task.clients.partition.clients != config.clients:
+            raise ConfigError(
+                f"clients = {config.clients}, and the task has "
+                f"{task.clients.partition.clients}: deal out the examples to as many"
+            )
+        self.partition = task.clients.partition
         self._frames = frames
-        shape = dataset.train.images.shape[1:]
-        self.model, flat = models.build(
-            config.model,
-            (shape[0], shape[1], shape[2]),
-            dataset.classes,
-            init=config.init,
-            seed=sampling.model_seed(config),
-        )
-        self.model.module.to(config.device)
+        self._objective, flat = task.build(config.init, sampling.model_seed(config))
+        self.model = self._objective.model
+        self._objective.move_to(config.device)
         self.codec = config.codec.build().for_shapes([tuple(shape) for shape in self.model.shapes])
         self.memory = ErrorFeedback(self.codec) if config.codec.error_feedback else None
         self._uplink: Any = _uplink_of(config, self.codec, self.model.d, self.memory)
-        self._server = replica_at(flat, config)
+        self._server = replica_at(flat, config, self.model.shapes)
         self._source = config.source
         self._noisy = config.codec.protection() is not None or config.secure is not None
+        self._statistics = _statistics_of(config, self._objective)
         self.journal_header = Header(
-            self.model.d,
-            (shape[0], shape[1], shape[2]),
-            dataset.classes,
-            model_sha256(flat),
-            config.model_dump(mode="json"),
+            self.model.d, task.shape, task.classes, model_sha256(flat), config.model_dump(mode="json")
         )
         self._downlink: Downlink = ModelDownlink(self.model.d)
         if config.downlink == "replay":
@@ -117,10 +130,16 @@ class Federation:
         self._fewest = 1 if config.secure is None else config.secure.threshold(config.per_round)
         self.bundle = b""  # of the last round, where the run keeps a journal
         self._prepared: _Plan | None = None
-        self._workers = Workers(self.model, threaded=config.device != "cuda")
-        self._client_step = ClientStep(config, self.model, dataset, self._workers)
-        self.evaluate = Evaluator(config, dataset, self._workers)
+        self._workers = Workers(self._objective, threaded=config.device != "cuda")
+        self._client_step = ClientStep(config, self._objective, task.clients.store, self._workers)
+        self.evaluate = Evaluator(config, task, self._objective, self._statistics, self._workers)
         self._client_step.check(self.flat)
+        self.evaluate.check(self.flat)
+
+    @property
+    def trained_model(self) -> nn.Module:
+        """A module with the parameters as they are now, in eval mode and on the CPU."""
+        return self._objective.trained(self.flat).cpu()
 
     @property
     def flat(self) -> Tensor:
@@ -150,13 +169,16 @@ class Federation:
             mean: Mean | None = None
             uplink_bytes = payload_bytes = 0
             downlink_bytes = self._downlink.send(plan.selected.tolist(), k)  # line 4
+            if self._statistics is not None:
+                downlink_bytes += 4 * len(self._statistics) * len(plan.selected)
             if config.secure is not None:
                 downlink_bytes += self._uplink.overhead_down(len(plan.selected))
             gradient_s = encode_s = decode_s = 0.0
             begun = self._clock()
             if len(plan.keys) >= self._fewest:
-                uploads, losses, gradient_s, encode_s = self._upload(plan)  # lines 6 to 11
-                uplink_bytes, payload_bytes = uploads.frame_bytes, uploads.payload_bytes
+                uploads, computed, gradient_s, encode_s = self._upload(plan)  # lines 6 to 11
+                losses, beside = computed.losses, self._take_statistics(computed.statistics, plan.weights)
+                uplink_bytes, payload_bytes = uploads.frame_bytes + beside, uploads.payload_bytes + beside
                 begun = self._clock()
                 mean = self._uplink.mean(uploads, plan.weights)
             elif plan.keys and config.secure is not None:
@@ -165,10 +187,10 @@ class Federation:
             if mean is not None:
                 decode_s = self._clock() - begun
             self._note(mean)
-            accuracy, test_loss = self.evaluate(self.flat) if self._is_evaluated(k) else (None, None)
+            tested = self.evaluate(self.flat) if self._is_evaluated(k) else None
         return RoundMetrics(
             round=k,
-            loss=None if losses is None else float(losses.double().cpu().numpy().mean()),
+            loss=None if losses is None else float(np.nanmean(losses.double().cpu().numpy())),
             clients=0 if losses is None else len(plan.keys),
             uplink_bytes=uplink_bytes,
             payload_bytes=payload_bytes,
@@ -176,47 +198,56 @@ class Federation:
             gradient_s=gradient_s,
             encode_s=encode_s,
             decode_s=decode_s,
-            accuracy=accuracy,
-            test_loss=test_loss,
+            accuracy=None if tested is None else tested.metrics.get("accuracy"),
+            test_loss=None if tested is None else tested.loss,
+            metrics=None if tested is None or set(tested.metrics) == {"accuracy"} else tested.metrics,
         )
 
-    def _upload(self, plan: "_Plan") -> tuple[Any, Tensor, float, float]:
-        """What all clients send, their losses, and the seconds that gradients and encoding took.
+    def _upload(self, plan: "_Plan") -> tuple[Any, Computed, float, float]:
+        """What all clients send, their losses and statistics, and the seconds that gradients and encoding took.
 
         In groups of clients where updates do not depend on each other: gradients are many times what is sent of them.
         """
         parts: list[Any] = []
-        losses: list[Tensor] = []
+        results: list[Computed] = []
         gradient_s = encode_s = 0.0
         for group in self._groups(plan):
             some, start = plan.part(group), self._clock()
-            computed, group_losses = self._compute(some)  # line 6
-            if not losses:
+            computed = self._compute(some)  # line 6
+            if not results:
                 self._prepare(plan.round + 1)
             computed_at = self._clock()
-            parts.append(self._encode(computed, some))  # lines 7 to 11
-            losses.append(group_losses)
+            parts.append(self._encode(computed.rows, some))  # lines 7 to 11
+            results.append(computed._replace(rows=None))
             gradient_s += computed_at - start
             encode_s += self._clock() - computed_at
             del computed  # before the next group's
         uploads = parts[0] if len(parts) == 1 else Uploads.joined(parts)
         if self._frames:
             uploads = self._uplink.through_frames(plan.round, uploads)
-        return uploads, torch.cat(losses), gradient_s, encode_s
+        return uploads, Computed.joined(results), gradient_s, encode_s
+
+    def _take_statistics(self, statistics: Tensor | None, weights: list[float] | None) -> int:
+        """Average what clients sent of their batch norm layers, and return its bytes."""
+        if statistics is None or self._statistics is None:
+            return 0
+        self._statistics.take(statistics, weights)
+        return 4 * statistics.numel()
 
     def _groups(self, plan: "_Plan") -> Iterable[slice]:
         if self.flat.is_cuda or not self._uplink.in_groups:  # on a GPU a round is one call
             return [slice(0, len(plan.keys))]
         return self._client_step.groups(len(plan.keys))
 
-    def _compute(self, plan: "_Plan") -> tuple[Tensor | NDArray[np.float64], Tensor]:
+    def _compute(self, plan: "_Plan") -> Computed:
         """What the clients encode, and their losses: gradients, or scalars along directions where there are none."""
         codec: Any = self.codec.at_round(plan.round)
+        work = Work(plan.round, plan.present, plan.batches)
         if self._source == "losses":
-            return self._client_step.slopes(self.flat, plan.batches, codec, plan.keys[0])
+            return self._client_step.slopes(self.flat, work, codec, plan.keys[0])
         if self._source == "forward":
-            return self._client_step.derivatives(self.flat, plan.batches, codec, plan.keys)
-        return self._client_step(self.flat, plan.batches)
+            return self._client_step.derivatives(self.flat, work, codec, plan.keys)
+        return self._client_step(self.flat, work)
 
     def _encode(self, computed: Tensor | NDArray[np.float64], plan: "_Plan") -> Any:
         noise = sampling.noise_sources(self.config, plan.round, plan.present) if self._noisy else None
@@ -249,7 +280,7 @@ class Federation:
             raise RunError(
                 f"an initial model of {flat.numel()} parameters came, expected {self.model.d}, and at round 0"
             )
-        self._server = replica_at(flat, self.config)
+        self._server = replica_at(flat, self.config, self.model.shapes)
         self.journal_header = self.journal_header._replace(model_sha256=model_sha256(self.flat))
 
     def _clock(self) -> float:
@@ -311,15 +342,26 @@ class Federation:
             "model": self.flat.cpu(),
             **{f"server.{name}": torch.as_tensor(value).cpu() for name, value in server.items()},
             **{f"feedback.{client}": torch.from_numpy(vector) for client, vector in remembered.items()},
+            **({} if self._statistics is None else {STATISTICS: self._statistics.vector.cpu()}),
         }
+
+    @property
+    def state_lengths(self) -> dict[str, set[int]]:
+        """How long vectors of the state may be that are not as long as the model."""
+        lengths = {} if self._statistics is None else {STATISTICS: {len(self._statistics)}}
+        return lengths | (self._server.step.lengths if isinstance(self._server.step, TorchStep) else {})
 
     def load_state(self, state: dict[str, Tensor], next_round: int) -> None:
         """Go on from a checkpoint."""
         remembered = {name: state[name] for name in state if name.startswith("feedback.")}
         names = ["model", *(f"server.{name}" for name in self._server.step.state)]
-        wrong = set(state) != {*names, *remembered} or (remembered and self.memory is None)
+        kept = set() if self._statistics is None else {STATISTICS}
+        wrong = set(state) != {*names, *remembered, *kept} or (remembered and self.memory is None)
         wrong = wrong or not all(_is_client(name.removeprefix("feedback."), self.config.clients) for name in remembered)
-        if wrong or any((v.shape, v.dtype) != (self.flat.shape, self.flat.dtype) for v in state.values()):
+        lengths = self.state_lengths
+        for name, vector in state.items():
+            wrong = wrong or vector.dtype != torch.float32 or vector.numel() not in lengths.get(name, {self.model.d})
+        if wrong:
             raise RunError(
                 "the checkpoint is of another model, server or codec; resume with the config that it was made with"
             )
@@ -327,9 +369,36 @@ class Federation:
             self.memory.load(
                 {int(name.removeprefix("feedback.")): vector.numpy() for name, vector in remembered.items()}
             )
+        if self._statistics is not None:
+            self._statistics.vector = state[STATISTICS].to(self._statistics.vector.device)
         on_gpu = self.config.device == "cuda"
         vectors: Any = [state[name].cuda() if on_gpu else state[name].numpy() for name in names]
         self._server.load(tuple(vectors), next_round)
+
+
+def _json_number(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _statistics_of(config: RunConfig, objective: Objective) -> RunningStatistics | None:
+    """The server's means of batch norm statistics, where clients send theirs."""
+    if not objective.sends_statistics:
+        return None
+    for key, asked in {
+        "a journal": config.journaled,
+        "secure": config.secure is not None,
+        "clipped or noisy updates": config.codec.protection() is not None,
+    }.items():
+        if asked:
+            raise ConfigError(
+                f'batch_norm = "averaged" with {key}: statistics travel beside the update, as they are, where that can '
+                'neither record nor hide them; use batch_norm = "local", or replace the layers by group norm'
+            )
+    if config.source != "backward":
+        raise ConfigError(
+            'batch_norm = "averaged" needs clients that make gradients; use "local", or client = "backward"'
+        )
+    return RunningStatistics(objective.model.module)
 
 
 def _uplink_of(config: RunConfig, codec: Codec, d: int, memory: ErrorFeedback | None) -> Any:
@@ -359,33 +428,12 @@ def _is_client(text: str, clients: int) -> bool:
 
 def make_federation(config: RunConfig, data_dir: Path | None = None) -> Federation:
     """Load the data of a config, deal it out, and build its federation."""
-    return federation_of(config, load(config.dataset, data_dir))
+    return federation_of(config, load_task(config, data_dir))
 
 
-def federation_of(config: RunConfig, dataset: Dataset, *, frames: bool = False) -> Federation:
-    """Deal out a dataset and build the federation of a config; see Federation."""
+def federation_of(config: RunConfig, task: Task | Dataset, *, frames: bool = False) -> Federation:
+    """Build the federation of a config on a task, or on a dataset that is dealt out first; see Federation."""
     backend()  # wrong settings of the kernels are bad input too
-    config = resolve_device(config)
-    federation = Federation(config, dataset, partition_of(config, dataset.train.labels), frames=frames)
+    federation = Federation(config, task, frames=frames)
     federation.check_batch()
     return federation
-
-
-def partition_of(config: RunConfig, labels: NDArray[np.int64]) -> Partition:
-    """Deal out examples with these labels as a config says."""
-    p = config.partition
-    if labels.ndim > 1:  # texts: a label per position, none per example
-        if p.kind != PartitionKind.IID:
-            raise ConfigError(
-                f'partition.kind = "{p.kind}" deals out classes, and {config.dataset} has none; use "iid"'
-            )
-        labels = np.zeros(len(labels), np.int64)
-    return make_partition(
-        labels,
-        config.clients,
-        kind=p.kind,
-        seed=p.seed,
-        classes_per_client=p.classes_per_client,
-        alpha=p.alpha,
-        virtual_size=max(p.virtual_size, config.batch),
-    )

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedmpdd.tasks.losses import CrossEntropy
 from fedmpdd.tasks.models import FlatModel
 
 BETWEEN = (nn.ReLU, nn.Sigmoid, nn.Tanh, nn.MaxPool2d, nn.AvgPool2d, nn.Flatten, nn.Identity)
@@ -22,6 +23,7 @@ COLUMN_BYTES = 2 * 2**30  # patches of a convolution that are laid out at a time
 MANY_CHANNELS = 16  # of a convolution's input, from which on its kernel is taken element by element
 BLOCK_SHAPES = 256  # that are compiled in one process
 
+Losses = Callable[[Tensor, Tensor], Tensor]  # of outputs and targets, one of each example
 Block = Callable[[Tensor, Tensor | None], Tensor]
 _Function = TypeVar("_Function", bound=Callable[..., Tensor])
 
@@ -48,9 +50,16 @@ def handles(module: nn.Module) -> bool:
 class LayerGradients:
     """Gradients and losses of clients [clients, batch, …], all at the model `flat`."""
 
-    def __init__(self, model: FlatModel, *, fused: bool) -> None:
+    def __init__(
+        self,
+        model: FlatModel,
+        *,
+        fused: bool,
+        per_example: Callable[[Tensor, Tensor], Tensor] = CrossEntropy.per_example,
+    ) -> None:
         self._model = model
         self._fused = fused
+        self._per_example = per_example
         before: list[nn.Module] = []
         follows: list[tuple[str, nn.Conv2d | nn.Linear, list[nn.Module]]] = []
         for name, child in model.module.named_children():
@@ -83,7 +92,7 @@ class LayerGradients:
                 x = functional.linear(x, weight)
             left.append(x if x.requires_grad else x.requires_grad_())
             x = after(x, parameters.get(f"{name}.bias"))
-        losses = functional.cross_entropy(x, labels.flatten(), reduction="none").view(clients, batch).mean(dim=1)
+        losses = self._per_example(x, labels.flatten()).view(clients, batch).mean(dim=1)
         slopes = torch.autograd.grad(losses.sum(), left)
 
         parts = dict(zip(self._model.names, self._split(gradients), strict=True))

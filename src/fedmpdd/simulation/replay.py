@@ -1,7 +1,7 @@
 """`fedmpdd replay`: the model of any round, from the journal alone, proved by its hash."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,17 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch import from_numpy as tensor_of
 
-from fedmpdd.errors import ContentError, JournalError, RunError, WireError
+from fedmpdd.errors import ConfigError, ContentError, JournalError, RunError, WireError
+from fedmpdd.imports import Trust, check_trust, import_paths, named_object
 from fedmpdd.server.replica import Replica
-from fedmpdd.server.step import Step
+from fedmpdd.server.step import OPTIMISERS, Step
 from fedmpdd.simulation import sampling
 from fedmpdd.simulation.catch_up import CatchUp
 from fedmpdd.simulation.config import RunConfig, parse_config
 from fedmpdd.simulation.devices import resolve_device
 from fedmpdd.simulation.journal import JOURNAL, Header, JournalReader
 from fedmpdd.tasks import models
+from fedmpdd.torch.step import TorchStep
 
 ANOTHER_START = (
     "another kind of CPU (PyTorch's random numbers differ with its instruction set, and with ATEN_CPU_CAPABILITY), "
@@ -35,11 +37,23 @@ def model_sha256(flat: Tensor) -> str:
     return hashlib.sha256(flat.cpu().numpy().astype("<f4", copy=False).tobytes()).hexdigest()
 
 
-def replica_at(flat: Tensor, config: RunConfig) -> Replica[Any]:
-    """Return the server's model before the first round: an array, or a tensor where the config names a GPU."""
+def replica_at(flat: Tensor, config: RunConfig, shapes: Sequence[torch.Size] = ()) -> Replica[Any]:
+    """Return the server's model before the first round: an array, or a tensor where PyTorch or a GPU steps.
+
+    shapes: of the parameters, for an optimiser of PyTorch.
+    """
+    if config.server.optimiser not in OPTIMISERS:
+        if config.journaled:
+            raise ConfigError(
+                f"server.optimiser = {config.server.optimiser!r} with a journal: who reads one has to take the same "
+                f"step, to the same bits; use {', '.join(OPTIMISERS)}"
+            )
+        factory = named_object(config.server.optimiser, "server.optimiser")
+        step: Any = TorchStep(factory, config.lr, shapes, config.schedule)
+        return Replica(flat.to(config.device), step)
     vector: Any = flat.to(config.device) if config.device == "cuda" else flat.numpy()
     zeros = (lambda: vector.new_zeros(vector.shape)) if config.device == "cuda" else (lambda: np.zeros_like(vector))
-    return Replica(vector, Step(config.server, config.lr, zeros))
+    return Replica(vector, Step(config.server, config.lr, zeros, config.schedule))
 
 
 class JournalReplica:
@@ -51,7 +65,7 @@ class JournalReplica:
         device: str = "cpu",
         *,
         initial: NDArray[np.float32] | None = None,
-        trust_imports: bool | str = False,
+        trust_imports: Trust = False,
     ) -> None:
         """Begin before the first round.
 
@@ -59,14 +73,18 @@ class JournalReplica:
         a journal that holds them; else they are made as the header says. trust_imports: whether the code that the
         header names as the model may be imported and called: True, or the one import path that may.
         """
+        check_trust(import_paths(header.config), "the journal", trust_imports)
         config = resolve_device(parse_config({**header.config, "device": device}))
         config.check_trainable()
-        models.check_trust(config.model, "the journal", trust_imports)
         d = models.count_parameters(config.model, header.shape, header.classes)
         if d is not None and d != header.d:  # before any memory is taken for them
             raise JournalError(f"the journal is of {header.d} parameters, and {config.model} has {d}: it was changed")
         model, made = models.build(
-            config.model, header.shape, header.classes, init=config.init, seed=sampling.model_seed(config)
+            config.model,
+            header.shape if header.classes > 1 else None,
+            header.classes,
+            init=config.init,
+            seed=sampling.model_seed(config),
         )
         flat = made if initial is None else tensor_of(initial)
         if model.d != header.d or model_sha256(flat) != header.model_sha256:
@@ -157,7 +175,7 @@ def replay(
     until: int | None = None,
     device: str = "cpu",
     on_progress: Callable[[str, float], None] | None = None,
-    trust_imports: bool | str = False,
+    trust_imports: Trust = False,
 ) -> Replayed:
     """Rebuild the model of a run folder after all rounds of its journal, or after the first `until` of them.
 

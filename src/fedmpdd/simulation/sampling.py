@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fedmpdd.directions import Key, derive_seed, partitioned_keys
 from fedmpdd.simulation.config import RunConfig
 
-_CLIENTS, _BATCH, _DROPOUT, _KEYS, _INIT, _NOISE = range(6)  # streams that never meet
+_CLIENTS, _BATCH, _DROPOUT, _KEYS, _INIT, _NOISE, _TRAINING = range(7)  # streams that never meet
 
 MOST_COUNTED = 2_000_000  # selections of clients, a few seconds
 
@@ -34,12 +34,36 @@ def sample_clients(config: RunConfig, round_number: int) -> NDArray[np.int64]:
 def sample_batches(
     config: RunConfig, round_number: int, clients: NDArray[np.int64], examples: list[NDArray[np.int64]]
 ) -> NDArray[np.int64]:
-    """Indices [clients, local_steps, batch] of the minibatches of a round, from the examples that each client holds."""
+    """Indices [clients, steps, batch] of the minibatches of a round, from the examples that each client holds.
+
+    With local epochs clients have as many steps as whole batches; −1 stands where a client has no step any more.
+    """
+    rngs = _client_rngs(config, _BATCH, round_number, clients)
+    if config.local_epochs is not None:
+        return _epochs(config.local_epochs, config.batch, rngs, examples)
     batches = np.empty((len(clients), config.local_steps, config.batch), np.int64)
-    for rows, rng, held in zip(batches, _client_rngs(config, _BATCH, round_number, clients), examples, strict=True):
+    for rows, rng, held in zip(batches, rngs, examples, strict=True):
         for row in rows:
             row[:] = rng.choice(held, config.batch, replace=False)
     return batches
+
+
+def _epochs(
+    epochs: int, batch: int, rngs: Iterator[np.random.Generator], examples: list[NDArray[np.int64]]
+) -> NDArray[np.int64]:
+    most = max((held.size // batch for held in examples), default=0) * epochs
+    batches = np.full((len(examples), most, batch), -1, np.int64)
+    for rows, rng, held in zip(batches, rngs, examples, strict=True):
+        whole = held.size // batch
+        for epoch in range(epochs):
+            order = rng.permutation(held)[: whole * batch]
+            rows[epoch * whole : (epoch + 1) * whole] = order.reshape(whole, batch)
+    return batches
+
+
+def training_seed(config: RunConfig, round_number: int, client: int, step: int) -> tuple[int, ...]:
+    """Return the seed of what a client draws at one of its steps: dropout, say, or a random crop."""
+    return config.seed, _TRAINING, round_number, int(client), step
 
 
 def survivors(config: RunConfig, round_number: int) -> NDArray[np.bool_]:

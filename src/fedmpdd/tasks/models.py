@@ -1,7 +1,6 @@
 """The paper's networks, any other torch module by import path, and models as flat vectors."""
 
 import functools
-import importlib
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedmpdd.errors import ConfigError, RunError
+from fedmpdd.errors import ConfigError
+from fedmpdd.imports import import_object, is_import_path, parse_import_path, words_of
 from fedmpdd.tasks.language_model import Transformer
 
 
@@ -121,57 +121,82 @@ class FlatModel:
         return logits
 
 
-def check_trust(name: str, source: str, trust_imports: bool | str) -> None:
-    """Raise RunError if opening somebody's files would import code that nobody here asked for.
+def build(
+    name: str, shape: tuple[int, int, int] | None, classes: int, *, init: str, seed: int
+) -> tuple[FlatModel, Tensor]:
+    """Build a model by name, or by import path such as "mynet.py:Net(width=32)", and its initial parameters.
 
-    name: the model that the files name. source: what files, for the message. trust_imports: True to import whatever
-    they name, or the one import path that may be imported. Models of this package need no trust.
-    """
-    if name in MODELS or trust_imports is True or name == trust_imports:
-        return
-    raise RunError(
-        f"{source} names the model {name!r}, and opening it would import and call that code; if you trust it, say so "
-        f"with --trust-imports, or with model={name} on the command line (in Python, trust_imports=True)"
-    )
-
-
-def build(name: str, shape: tuple[int, int, int], classes: int, *, init: str, seed: int) -> tuple[FlatModel, Tensor]:
-    """Build a model by name, or by import path "package.module:callable", and its initial parameters.
-
-    init: "default" (PyTorch's) or "uniform" (all from U(−0.5, 0.5), as gradient inversion papers have it).
+    shape: of an example, None where that is for the model to know. init: "default" (PyTorch's) or "uniform" (all from
+    U(−0.5, 0.5), as gradient inversion papers have it).
     """
     try:
         return _build(name, shape, classes, init, seed)
     except (SystemExit, GeneratorExit) as error:  # from any method of somebody's module
-        raise ConfigError(f"model = {name!r} cannot be made: {_words_of(error)}") from None
+        raise ConfigError(f"model = {name!r} cannot be made: {words_of(error)}") from None
 
 
-def _build(name: str, shape: tuple[int, int, int], classes: int, init: str, seed: int) -> tuple[FlatModel, Tensor]:
+def _build(
+    name: str, shape: tuple[int, int, int] | None, classes: int, init: str, seed: int
+) -> tuple[FlatModel, Tensor]:
     state = torch.random.get_rng_state()
     try:
         torch.manual_seed(seed)
-        module = MODELS[name](shape, classes) if name in MODELS else _made(name)
+        module = _known(name, shape, classes) if name in MODELS else _made(name)
         if not isinstance(module, nn.Module):
             raise ConfigError(f"model = {name!r} gives a {type(module).__name__}; expected a torch.nn.Module")
         if init == "uniform":
-            for parameter in module.parameters():
-                nn.init.uniform_(parameter, -0.5, 0.5)
+            make_uniform(module)
     finally:
         torch.random.set_rng_state(state)
-    if any(True for _ in module.buffers()):
+    model, flat = flatten(module.float(), f"model = {name!r}")
+    if shape is not None:
+        _try(name, model, flat, shape, classes)
+    return model, flat
+
+
+def _known(name: str, shape: tuple[int, int, int] | None, classes: int) -> nn.Module:
+    if shape is None:
         raise ConfigError(
-            f"model = {name!r} has buffers (batch norm keeps running statistics); a federation averages gradients "
-            "only: use group or layer norm instead"
+            f"model = {name!r} is made for images; the examples have another shape: name a model of yours"
         )
-    module = module.float().eval()
-    parameters = [(key, value.detach()) for key, value in module.named_parameters()]
+    return MODELS[name](shape, classes)
+
+
+def make_uniform(module: nn.Module) -> None:
+    """Draw all parameters that are trained from U(−0.5, 0.5), as gradient inversion papers have it."""
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            nn.init.uniform_(parameter, -0.5, 0.5)
+
+
+def flatten(module: nn.Module, what: str = "the model") -> tuple[FlatModel, Tensor]:
+    """Return a module as a function of one vector, in eval mode, and the vector of its parameters.
+
+    Parameters with `requires_grad=False` are not in the vector, and stay as they are. The module is changed: it keeps
+    what is not trained.
+
+    Args:
+        module: any module whose trained parameters are float32.
+        what: how messages begin.
+
+    Returns:
+        The model and its parameters.
+
+    Example:
+        >>> flatten(torch.nn.Linear(3, 2))[1].shape
+        torch.Size([8])
+
+    """
+    module = module.eval()
+    parameters = [(name, value.detach()) for name, value in module.named_parameters() if value.requires_grad]
     if not parameters:
-        raise ConfigError(f"model = {name!r} has no parameters; there is nothing to train")
+        raise ConfigError(f"{what} has no parameters with requires_grad=True; there is nothing to train")
+    for name, value in parameters:
+        if value.dtype != torch.float32:
+            raise ConfigError(f"{what} has {name} in {value.dtype}; what is trained must be float32: call .float()")
     names, values = zip(*parameters, strict=True)
     flat = torch.cat([value.reshape(-1) for value in values]).contiguous()
-    model = FlatModel(module.requires_grad_(False), names, tuple(value.shape for value in values))
-    _try(name, model, flat, shape, classes)
-    return model, flat
+    return FlatModel(module.requires_grad_(False), names, tuple(value.shape for value in values)), flat
 
 
 def count_parameters(name: str, shape: tuple[int, int, int], classes: int) -> int | None:
@@ -189,20 +214,12 @@ def count_parameters(name: str, shape: tuple[int, int, int], classes: int) -> in
 
 
 def _imported(path: str) -> Callable[..., nn.Module]:
-    module, _, attribute = path.partition(":")
-    if not attribute:
+    if not is_import_path(path):
         raise ConfigError(
-            f"model = {path!r} is unknown: expected one of {', '.join(MODELS)}, "
-            "or an import path like package.module:Net"
+            f"model = {path!r} is unknown: expected one of {', '.join(MODELS)}, or an import path like "
+            "package.module:Net or mynet.py:Net(width=32)"
         )
-    try:
-        factory: Any = getattr(importlib.import_module(module), attribute)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # a module runs when it is imported, and may even call exit
-        raise ConfigError(
-            f"model = {path!r} cannot be imported: {_words_of(error)}; a module of your own must be on PYTHONPATH"
-        ) from None
+    factory = import_object(path, "model")
     if not _makes_modules(factory):
         raise ConfigError(
             f"model = {path!r} is {_kind_of(factory)}, which is not called; expected a class that derives from "
@@ -216,7 +233,7 @@ def _makes_modules(factory: Any) -> bool:
 
     Functions of C (os.abort), other classes and callable objects (builtins.exit) are not how models are made, and a
     call can end the process. What a Python function does is known only once it was called: this is a check against
-    mistakes. Against other people's configs there is `check_trust`.
+    mistakes. Against other people's configs there is `fedmpdd.imports.check_trust`.
     """
     if isinstance(factory, functools.partial):
         return _makes_modules(factory.func)
@@ -239,11 +256,8 @@ def _made(path: str) -> nn.Module:
         raise
     except BaseException as error:
         # Somebody else's code: whatever it raises, SystemExit too, it is this key of the config that must change.
-        raise ConfigError(f"model = {path!r} cannot be made without arguments: {_words_of(error)}") from None
-
-
-def _words_of(error: BaseException) -> str:
-    return f"it called exit({error.code!r})" if isinstance(error, SystemExit) else str(error) or type(error).__name__
+        how = "with these arguments" if parse_import_path(path, "model").is_called else "without arguments"
+        raise ConfigError(f"model = {path!r} cannot be made {how}: {words_of(error)}") from None
 
 
 def _try(name: str, model: FlatModel, flat: Tensor, shape: tuple[int, int, int], classes: int) -> None:

@@ -2,5 +2,6 @@
 
 from fedmpdd.torch.ddp import DDPHook, ddp_hook
 from fedmpdd.torch.loop import Client, Server
+from fedmpdd.torch.norms import replace_batch_norm
 
-__all__ = ["Client", "DDPHook", "Server", "ddp_hook"]
+__all__ = ["Client", "DDPHook", "Server", "ddp_hook", "replace_batch_norm"]

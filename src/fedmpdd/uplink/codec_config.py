@@ -1,13 +1,15 @@
 """A codec as configs and command lines name it: its parameters, who chooses keys, and what protects its updates."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 
 from fedmpdd.codecs import Codec, make_codec
 from fedmpdd.documents import parse_override
 from fedmpdd.errors import ConfigError, InputError
+from fedmpdd.imports import is_import_path
 from fedmpdd.uplink.protection import Protection
 from fedmpdd.uplink.uplink import check_parts
 
@@ -33,12 +35,20 @@ class CodecConfig(BaseModel):
     scale_grid: float | None = Field(default=None, gt=1, strict=True, allow_inf_nan=False)
 
     @model_validator(mode="after")
-    def _known(self) -> "CodecConfig":
+    def _known(self, info: ValidationInfo) -> "CodecConfig":
+        if not can_build(self, info):
+            return self
         try:
             check_parts(self.build(), self.keys, remembers=self.error_feedback, protection=self.protection())
         except InputError as error:
             raise ValueError(str(error)) from None
         return self
+
+    @classmethod
+    def of(cls, codec: Codec) -> "CodecConfig":
+        """Return the config of a codec that is there as an object."""
+        values = {f.name: getattr(codec, f.name) for f in fields(codec) if f.name != "shapes"}  # type: ignore[arg-type]
+        return cls.model_validate({"name": codec.name, **values})
 
     def protection(self) -> Protection | None:
         """Return what protects updates, if anything does."""
@@ -60,6 +70,11 @@ class CodecConfig(BaseModel):
             return make_codec(self.name, dict(self.__pydantic_extra__ or {}))
         except InputError as error:
             raise ValueError(str(error)) from None
+
+
+def can_build(config: CodecConfig, info: ValidationInfo) -> bool:
+    """Return whether a codec may be made to check its config: not one by import path, where these are not followed."""
+    return not is_import_path(config.name) or (info.context or {}).get("follow_imports", True)
 
 
 def parse_codec(text: str) -> CodecConfig:

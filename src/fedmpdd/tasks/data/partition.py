@@ -128,6 +128,31 @@ class _Dirichlet(Partition):
         return np.concatenate(parts)
 
 
+class ExamplesByGroup(Partition):
+    """A client per group: the examples that carry its name, in the order of the names.
+
+    Args:
+        names: one per example, whatever can be sorted.
+        seed: of nothing; partitions have one.
+
+    Example:
+        >>> ExamplesByGroup(np.array(["b", "a", "b"]), 0).examples_of(1)
+        array([0, 2])
+
+    """
+
+    def __init__(self, names: NDArray[np.generic], seed: int) -> None:
+        self.names, numbers = np.unique(names, return_inverse=True)
+        super().__init__(numbers, len(self.names), seed)
+        self._order = np.argsort(numbers, kind="stable")
+        self._ends = np.cumsum(np.bincount(numbers))
+
+    def examples_of(self, client: int) -> Indices:
+        """See Partition."""
+        begin = 0 if client == 0 else int(self._ends[client - 1])
+        return self._order[begin : int(self._ends[client])]
+
+
 def _share(items: Indices, part: int, parts: int) -> Indices:
     """Part number `part` of `parts` of nearly equal size."""
     begin, end = (items.size * p // parts for p in (part, part + 1))

@@ -1,0 +1,42 @@
+"""Callbacks for `simulate` and `compare`: what happens beside the rounds of a training.
+
+`Callback` is the base of one's own: override `begin`, `after_round`, `end` or `close`. `AfterRound` makes one of a
+function. `TensorBoard` writes events. `StopWhen` ends a training for a reason, `EarlyStopping` when nothing gets
+better.
+"""
+
+from fedmpdd.errors import ConfigError
+from fedmpdd.runs.driver import AfterRound, Callback, StopWhen, TensorBoard, Training, at_target
+from fedmpdd.runs.history import History
+
+__all__ = ["AfterRound", "Callback", "EarlyStopping", "StopWhen", "TensorBoard", "Training", "at_target"]
+
+
+class EarlyStopping(StopWhen):
+    """Ends a training when the score has not become better in so many evaluations.
+
+    Args:
+        patience: of evaluations, which come every `evaluate_every` rounds.
+        least: how much better counts as better.
+
+    Example:
+        >>> history = simulate(task, MPDD(m=8), rounds=500, callbacks=[EarlyStopping(patience=5)])
+
+    """
+
+    def __init__(self, patience: int = 5, least: float = 0.0) -> None:
+        if patience < 1 or least < 0:
+            raise ConfigError(
+                f"patience = {patience}, least = {least}: expected one evaluation at least, and 0 or more"
+            )
+        self._patience, self._least = patience, least
+        super().__init__(self._reason_to_stop)
+
+    def _reason_to_stop(self, history: History) -> str | None:
+        sign = -1.0 if history.lower_is_better else 1.0
+        scores = [sign * entry.accuracy for entry in history.evaluations if entry.accuracy is not None]
+        if len(scores) <= self._patience:
+            return None
+        before = max(scores[: -self._patience])
+        better = max(scores[-self._patience :]) > before + self._least
+        return None if better else f"nothing better in {self._patience} evaluations"

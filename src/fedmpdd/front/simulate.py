@@ -1,0 +1,236 @@
+"""One call from a task and a codec to a history."""
+
+import difflib
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from fedmpdd.codecs import Codec
+from fedmpdd.display import round_display
+from fedmpdd.errors import ConfigError
+from fedmpdd.imports import import_path_of, is_named, name_object
+from fedmpdd.runs import driver
+from fedmpdd.runs.folders import Run
+from fedmpdd.runs.history import History
+from fedmpdd.server.step import OPTIMISERS, SCHEDULES, Schedule, StepRule
+from fedmpdd.simulation.config import RunConfig, parse_config
+from fedmpdd.simulation.engine import federation_of
+from fedmpdd.tasks.losses import CrossEntropy
+from fedmpdd.tasks.metrics import Accuracy
+from fedmpdd.tasks.task import Task
+from fedmpdd.torch.step import make_optimiser
+from fedmpdd.uplink.codec_config import CodecConfig, parse_codec
+
+Factory = Callable[[Iterable[nn.Parameter]], Optimizer]
+
+
+def simulate(
+    task: Task,
+    codec: Codec | str,
+    *,
+    rounds: int = 100,
+    per_round: int | None = None,
+    batch: int = 1,
+    lr: float | None = None,
+    seed: int = 17,
+    server: str | StepRule | Factory = "sgd",
+    local_optimiser: str | Factory | None = None,
+    schedule: str | Schedule | Callable[[int], float] = "constant",
+    out: str | Path | None = None,
+    callbacks: Sequence[driver.Callback] = (),
+    progress: bool = True,
+    **settings: Any,
+) -> History:
+    """Train a task, all clients in this process, and return how it went.
+
+    Everything random follows from the task and the settings: the same call gives the same model.
+
+    Args:
+        task: model, loss, metrics and the clients' data.
+        codec: what clients send, an object such as `MPDD(m=400)` or words such as "mpdd:m=400".
+        rounds: how many.
+        per_round: clients that take part in a round; all of them by default.
+        batch: examples of each client's minibatch.
+        lr: the server's step size, 0.1 by default; that of the optimiser if `server` makes one.
+        seed: of everything random but the split of the examples.
+        server: how the server steps: "sgd", "momentum", "adam", a StepRule, or a function from parameters to an
+            optimiser of torch.optim.
+        local_optimiser: likewise for clients, with `local_steps` or `local_epochs`; or give `local_lr`.
+        schedule: "constant", "cosine" or "linear" over all rounds, a Schedule, or a function from the number of a round
+            to a factor of the step size.
+        out: a run folder, which is gone on with if it is there; None to keep nothing on the disk.
+        callbacks: see `fedmpdd.callbacks`.
+        progress: whether to show a bar on standard error.
+        settings: any other key of a config, docs/federation.md: local_steps=5, evaluate_every=10, device="cuda", …; and
+            the keys beside a codec: keys="partitioned", error_feedback=True, clip=1.0, noise_multiplier=2.0.
+
+    Returns:
+        The history. Its `model` is a copy of the task's model with the trained parameters.
+
+    Example:
+        >>> history = simulate(task, MPDD(m=8), rounds=3, batch=4, progress=False)
+        >>> len(history)
+        3
+
+    """
+    config = run_config(
+        task,
+        codec,
+        rounds=rounds,
+        per_round=per_round,
+        batch=batch,
+        lr=lr,
+        seed=seed,
+        server=server,
+        local_optimiser=local_optimiser,
+        schedule=schedule,
+        **settings,
+    )
+    with ExitStack() as stack:
+        shown: list[driver.Callback] = []
+        if progress:
+            start = stack.enter_context(round_display())
+        if out is None:
+            federation = federation_of(config, task)
+            training = driver.Training(federation)
+            if progress:
+                shown.append(driver.progress(start(str(codec), config.rounds, 0)))
+            history = driver.train(training, [*shown, *callbacks])
+        else:
+            run = _run_at(Path(out), config)
+            federation = run.federation
+            if progress:
+                shown.append(driver.progress(start(run.folder.name, run.config.rounds, federation.next_round)))
+            run.train(callbacks=[*shown, *callbacks])
+            history = run.history
+    history.model = federation.trained_model
+    return history
+
+
+def run_config(
+    task: Task,
+    codec: Codec | str,
+    *,
+    rounds: int = 100,
+    per_round: int | None = None,
+    batch: int = 1,
+    lr: float | None = None,
+    server: str | StepRule | Factory = "sgd",
+    local_optimiser: str | Factory | None = None,
+    schedule: str | Schedule | Callable[[int], float] = "constant",
+    **settings: Any,
+) -> RunConfig:
+    """Return the config of a call of `simulate`: what a run folder would hold.
+
+    Args:
+        task: see `simulate`, as for the others.
+        codec: what clients send.
+        rounds: how many.
+        per_round: clients that take part in a round.
+        batch: examples of each client's minibatch.
+        lr: the server's step size.
+        server: how the server steps.
+        local_optimiser: how clients step.
+        schedule: of the step size.
+        settings: any other key of a config.
+
+    Returns:
+        The config. What has no import path stands in it by a name that this process alone knows.
+
+    Example:
+        >>> run_config(task, "mpdd:m=8", rounds=3).codec.name
+        'mpdd'
+
+    """
+    beside = {key: settings.pop(key) for key in list(settings) if key in CodecConfig.model_fields and key != "name"}
+    unknown = [key for key in settings if key not in RunConfig.model_fields or key in _OF_TASK]
+    for key in unknown:
+        raise ConfigError(_unknown(key))
+    rule, base_lr = _server(server)
+    if lr is not None and base_lr is not None and lr != base_lr:
+        raise ConfigError(f"lr = {lr}, and the optimiser of server= was made with lr = {base_lr}; give it in one place")
+    step_size = base_lr if lr is None else lr
+    values = {
+        **_described(task),
+        "clients": task.clients.partition.clients,
+        "clients_per_round": task.clients.partition.clients if per_round is None else per_round,
+        "rounds": rounds,
+        "batch": batch,
+        "server": rule,
+        "local_optimiser": None if local_optimiser is None else _name(local_optimiser),
+        "schedule": _schedule(schedule, rounds),
+        "codec": {**_codec_table(codec), **beside},
+        **({} if step_size is None else {"lr": step_size}),
+        **settings,
+    }
+    return parse_config(values)
+
+
+_OF_TASK = ("dataset", "model", "loss", "metrics", "batch_norm", "clients", "clients_per_round", "partition", "codec")
+
+
+def _described(task: Task) -> dict[str, Any]:
+    """What a config says of a task: names by which its parts are found again, or known to be of this process."""
+    metrics = None
+    if list(task.metrics) != ["accuracy"] or not isinstance(task.metrics["accuracy"], Accuracy):
+        metrics = [f"{name}={_name(metric.function)}" for name, metric in task.metrics.items()]
+    return {
+        "dataset": name_object(task),
+        "model": _name(task.model),
+        "loss": "cross-entropy" if isinstance(task.loss, CrossEntropy) else _name(task.loss.function),
+        "metrics": metrics,
+        "batch_norm": task.batch_norm,
+    }
+
+
+def _name(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    path = import_path_of(value) if hasattr(value, "__qualname__") and hasattr(value, "__module__") else None
+    return path or name_object(value)
+
+
+def _codec_table(codec: Codec | str) -> dict[str, Any]:
+    config = parse_codec(codec) if isinstance(codec, str) else CodecConfig.of(codec)
+    return config.model_dump(mode="json", exclude_unset=True)
+
+
+def _server(server: Any) -> tuple[dict[str, Any], float | None]:
+    """The table of a config, and the step size that an optimiser was made with."""
+    if isinstance(server, StepRule):
+        return asdict(server), None
+    if isinstance(server, str):
+        if server not in OPTIMISERS and not is_named(server):
+            raise ConfigError(f"server = {server!r}: expected {', '.join(OPTIMISERS)}, or one of torch.optim")
+        return {"optimiser": server}, None
+    trial = make_optimiser(server, [nn.Parameter(torch.zeros(1))], "server")
+    return {"optimiser": _name(server)}, float(trial.defaults["lr"])
+
+
+def _schedule(schedule: Any, rounds: int) -> dict[str, Any]:
+    if isinstance(schedule, Schedule):
+        return asdict(schedule)
+    if isinstance(schedule, str):
+        return {"kind": schedule, "rounds": rounds if schedule in SCHEDULES and schedule != "constant" else 0}
+    return {"kind": _name(schedule)}
+
+
+def _run_at(folder: Path, config: RunConfig) -> Run:
+    """The run of a folder, made or gone on with; the config leads to the task by its name."""
+    if folder.exists():
+        return Run.resume(folder, trust_imports=True)
+    return Run.create(folder, config)
+
+
+def _unknown(key: str) -> str:
+    if key in _OF_TASK:
+        return f"{key} is the task's to say, or an argument of its own; see fm.Task and fm.partition"
+    known = [*RunConfig.model_fields, *CodecConfig.model_fields]
+    close = difflib.get_close_matches(key, known, 1)
+    return f"{key} is no setting of a run{f'; did you mean {close[0]}?' if close else ''} (docs/federation.md has all)"

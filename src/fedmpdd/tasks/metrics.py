@@ -1,0 +1,116 @@
+"""What is measured of a model on the test examples, one part of them at a time."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from fedmpdd.errors import ConfigError
+from fedmpdd.tasks.losses import logits_of, takes_model
+from fedmpdd.tasks.stores import Batch
+
+
+class Metric:
+    """A metric of all test examples: a function of outputs and targets.
+
+    Args:
+        function: (outputs, targets) -> number, called once with those of all test examples.
+
+    """
+
+    needs_outputs = True
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def part(self, network: nn.Module, batch: Batch, outputs: Any) -> Any:
+        """Return what to keep of a batch."""
+        return _on_host(outputs), batch[-1].cpu()
+
+    def value(self, parts: Sequence[Any]) -> float:
+        """Return the metric of all batches."""
+        outputs, targets = zip(*parts, strict=True)
+        return float(self.function(_joined(outputs), torch.cat(targets)))
+
+
+class Updated(Metric):
+    """An object with `reset`, `update` and `compute`, as torchmetrics has them."""
+
+    def value(self, parts: Sequence[Any]) -> float:
+        """See Metric."""
+        metric: Any = self.function
+        metric.reset()
+        for outputs, targets in parts:
+            metric.update(outputs, targets)
+        return float(metric.compute())
+
+
+class OfModel(Metric):
+    """A function (model, batch) -> number: the mean over batches, by their numbers of examples."""
+
+    needs_outputs = False
+
+    def part(self, network: nn.Module, batch: Batch, outputs: Any) -> Any:
+        """See Metric."""
+        return float(self.function(network, batch)), len(tree_leaves(batch)[0])
+
+    def value(self, parts: Sequence[Any]) -> float:
+        """See Metric."""
+        return float(sum(value * size for value, size in parts) / sum(size for _, size in parts))
+
+
+class Accuracy(Metric):
+    """The share of targets that have the largest output; of texts, at every position."""
+
+    def __init__(self) -> None:
+        super().__init__(accuracy)
+
+    def part(self, network: nn.Module, batch: Batch, outputs: Any) -> Any:
+        """See Metric."""
+        return int((logits_of(outputs).argmax(dim=1) == batch[-1]).sum()), batch[-1].numel()
+
+    def value(self, parts: Sequence[Any]) -> float:
+        """See Metric."""
+        correct, counts = zip(*parts, strict=True)
+        return float(sum(correct) / sum(counts))
+
+
+def as_metric(name: str, function: Any) -> Metric:
+    """Return a metric as the engine calls it."""
+    if isinstance(function, Metric):
+        return function
+    if all(callable(getattr(function, method, None)) for method in ("reset", "update", "compute")):
+        return Updated(function)
+    if not callable(function):
+        raise ConfigError(f"metric {name} = {function!r:.60} cannot be called; expected a function (outputs, targets)")
+    if function is accuracy:
+        return Accuracy()
+    return OfModel(function) if takes_model(function) else Metric(function)
+
+
+def accuracy(outputs: Any, targets: Tensor) -> float:
+    """Return the share of targets that have the largest output.
+
+    Args:
+        outputs: logits [examples, classes, …].
+        targets: classes [examples, …].
+
+    Returns:
+        A number from 0 to 1.
+
+    Example:
+        >>> accuracy(torch.eye(3), torch.tensor([0, 1, 1]))
+        0.6666666666666666
+
+    """
+    return float((logits_of(outputs).argmax(dim=1) == targets).sum()) / targets.numel()
+
+
+def _on_host(outputs: Any) -> Any:
+    return outputs.cpu() if isinstance(outputs, Tensor) else outputs
+
+
+def _joined(outputs: Sequence[Any]) -> Any:
+    return torch.cat(list(outputs)) if isinstance(outputs[0], Tensor) else list(outputs)

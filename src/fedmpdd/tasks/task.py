@@ -1,0 +1,273 @@
+"""A task: model, loss, metrics and the clients' data. Everything that is not communication."""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedmpdd.errors import ConfigError, DataError, FedmpddError
+from fedmpdd.tasks import models
+from fedmpdd.tasks.batch_norm import BatchNorm, check_choice, layers_of
+from fedmpdd.tasks.data.partition import ExamplesByGroup, Partition, PartitionKind, make_partition
+from fedmpdd.tasks.losses import CrossEntropy, as_loss, inputs_and_targets, logits_of
+from fedmpdd.tasks.metrics import Accuracy, Metric, as_metric
+from fedmpdd.tasks.models import FlatModel
+from fedmpdd.tasks.objective import Objective
+from fedmpdd.tasks.randomness import ClientRandomness
+from fedmpdd.tasks.stores import Columns, JoinedStore, Store, as_store, first_line
+
+Maker = Callable[[str, int], tuple[FlatModel, Tensor]]  # of a model and its first parameters, from init and seed
+
+
+class Clients(NamedTuple):
+    """Examples, and which of them each client holds."""
+
+    store: Store
+    partition: Partition
+
+
+class Task:
+    """What is trained, on whose examples.
+
+    Args:
+        model: a module, which is copied and not changed; or a function that makes one, called with a seeded generator,
+            so that every seed of a run has its own first model. Parameters with `requires_grad=False` stay as they are,
+            are not sent, and cost no bytes.
+        loss: (outputs, targets) -> scalar, or (model, batch) -> scalar. It is the second kind if its first parameter is
+            called `model`. Cross-entropy by default.
+        clients: what `partition` returns, or a list with one dataset per client.
+        test: test examples, in any form that `partition` takes.
+        metrics: functions (outputs, targets) -> number or (model, batch) -> number, or objects of torchmetrics, by
+            name. The first one is what targets and tables go by. A name that begins with a minus says that lower is
+            better. Accuracy by default where the loss is cross-entropy, else none: then it goes by the test loss.
+        columns: which columns are inputs and target, where examples are dicts: ("image", "label").
+        batch_norm: "averaged" or "local", for models that have batch norm: see docs/own-task.md.
+
+    Example:
+        >>> inputs, targets = torch.randn(64, 3), torch.randn(64, 1)
+        >>> task = Task(
+        ...     model=torch.nn.Linear(3, 1),
+        ...     loss=torch.nn.functional.mse_loss,
+        ...     clients=partition((inputs, targets), 8),
+        ...     test=(inputs, targets),
+        ... )
+
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Callable[[], nn.Module],
+        clients: Clients | Sequence[Any],
+        test: Any,
+        *,
+        loss: Callable[..., Any] = functional.cross_entropy,
+        metrics: Mapping[str, Any] | None = None,
+        columns: Columns | None = None,
+        batch_norm: BatchNorm | None = None,
+    ) -> None:
+        self.model = model
+        self.loss = as_loss(loss)
+        self.clients = clients_of(clients, columns)
+        self.test = as_store(test, columns)
+        if metrics is None:
+            metrics = {"accuracy": Accuracy()} if isinstance(self.loss, CrossEntropy) else {}
+        self.metrics: dict[str, Metric] = {name: as_metric(name, metric) for name, metric in metrics.items()}
+        self.batch_norm: BatchNorm | None = batch_norm
+        self.shape, self.classes = (1, 1, 1), 1  # what a journal says of examples that have no shape of images
+
+    def build(self, init: str, seed: int) -> tuple[Objective, Tensor]:
+        """Return the objective of the task and the first parameters.
+
+        Args:
+            init: "default", or "uniform" for all from U(−0.5, 0.5).
+            seed: of the generator with which the model is made.
+
+        """
+        model, flat = self._make(init, seed)
+        check_choice(model.module, self.batch_norm)
+        sends = self.batch_norm == "averaged" and bool(layers_of(model.module))
+        return Objective(model, self.loss, sends_statistics=sends), flat
+
+    def _make(self, init: str, seed: int) -> tuple[FlatModel, Tensor]:
+        state = torch.random.get_rng_state()
+        try:
+            torch.manual_seed(seed)
+            module = copy.deepcopy(self.model) if isinstance(self.model, nn.Module) else _made_by(self.model)
+            if init == "uniform":
+                models.make_uniform(module)
+        finally:
+            torch.random.set_rng_state(state)
+        return models.flatten(module)
+
+
+class NamedTask(Task):
+    """A task whose model is made from a name and the shape of the examples, as configs name one."""
+
+    def __init__(
+        self, maker: Maker, clients: Clients, test: Any, *, shape: tuple[int, int, int], classes: int, **options: Any
+    ) -> None:
+        super().__init__(nn.Identity(), clients, test, **options)
+        self._maker = maker
+        self.shape, self.classes = shape, classes
+
+    def _make(self, init: str, seed: int) -> tuple[FlatModel, Tensor]:
+        return self._maker(init, seed)
+
+
+def partition(
+    data: Any,
+    clients: int | None = None,
+    kind: str = "iid",
+    *,
+    groups: str | Sequence[Any] | None = None,
+    columns: Columns | None = None,
+    seed: int = 2024,
+    classes_per_client: int = 2,
+    alpha: float = 0.5,
+    virtual_size: int = 64,
+) -> Clients:
+    """Deal out examples to clients.
+
+    Args:
+        data: a dataset of PyTorch or of Hugging Face, a tuple (inputs, targets) of arrays or tensors, or a dict of
+            them.
+        clients: how many there are; left out for "natural", where the data say so.
+        kind: "iid"; "classes" and "dirichlet", which deal out classes unevenly; or "natural": a client per group.
+        groups: for "natural": a column that names each example's client, or one name per example.
+        columns: which columns are inputs and target, where examples are dicts.
+        seed: of the split, apart from that of training.
+        classes_per_client: for "classes".
+        alpha: for "dirichlet": the smaller, the less even.
+        virtual_size: examples of each client where there are more clients than examples.
+
+    Returns:
+        The examples, and which of them each client holds.
+
+    Example:
+        >>> split = partition((np.zeros((100, 4)), np.zeros(100)), 10)
+        >>> split.partition.examples_of(0).size
+        10
+
+    """
+    if kind == "natural":
+        names = _group_names(data, groups)
+        if clients is not None:
+            raise ConfigError(f'clients = {clients} with kind = "natural": groups say how many there are; leave it out')
+        store = as_store(_without_column(data, groups), columns)
+        if len(names) != len(store):
+            raise DataError(f"groups has {len(names)} names for {len(store)} examples; expected one each")
+        return Clients(store, ExamplesByGroup(names, seed))
+    if groups is not None:
+        raise ConfigError(f'groups came with kind = {kind!r}; they are for kind = "natural"')
+    store = as_store(data, columns)
+    if clients is None:
+        raise ConfigError(f"clients is missing: how many share the {len(store):,} examples? partition(data, 100)")
+    return Clients(
+        store,
+        make_partition(
+            _classes_for(kind, store),
+            clients,
+            kind=PartitionKind(kind) if kind in list(PartitionKind) else kind,  # type: ignore[arg-type]
+            seed=seed,
+            classes_per_client=classes_per_client,
+            alpha=alpha,
+            virtual_size=virtual_size,
+        ),
+    )
+
+
+def check_objective(objective: Objective, flat: Tensor, store: Store) -> bool:
+    """Try a task on two examples, and return whether clients draw random numbers while they train.
+
+    Raises:
+        ConfigError: the model does not take the examples, the loss does not take its outputs, or a forward pass changes
+            a buffer, which no update would carry.
+
+    """
+    batch = store.gather(torch.arange(min(2, len(store))))
+    asked = objective.copy()
+    network = asked.network
+    buffers = {name: buffer.clone() for name, buffer in network.named_buffers()}
+    with ClientRandomness([(0,)], vectorised=False, device=flat.device) as randomness, torch.no_grad():
+        try:
+            if isinstance(objective.loss, CrossEntropy):
+                *inputs, targets = inputs_and_targets(batch)
+                outputs = logits_of(asked.outputs(flat, *inputs))
+                CrossEntropy.check(outputs, targets, None if store.draws else store.classes())
+            asked(flat, batch)
+        except FedmpddError:
+            raise
+        except Exception as error:  # somebody else's model or loss
+            raise ConfigError(f"the model or the loss cannot take the examples: {first_line(error)}") from None
+    for name, buffer in network.named_buffers():
+        if not torch.equal(buffer, buffers[name]):
+            raise ConfigError(
+                f"a forward pass changes the buffer {name} of the model, and no update would carry that; make it "
+                "constant while training"
+            )
+    return bool(randomness.draws)
+
+
+def _made_by(factory: Any) -> nn.Module:
+    if not callable(factory):
+        raise ConfigError(f"model = {factory!r:.60}: expected a torch.nn.Module, or a function that makes one")
+    try:
+        module = factory()
+    except Exception as error:  # somebody else's code
+        raise ConfigError(f"the model cannot be made: {type(error).__name__}: {first_line(error)}") from None
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"the model's function gives a {type(module).__name__}; expected a torch.nn.Module")
+    return module
+
+
+def clients_of(clients: Any, columns: Columns | None = None) -> Clients:
+    """Return the examples of clients, given as what `partition` returns or as a list of datasets."""
+    if isinstance(clients, Clients):
+        return clients
+    if not isinstance(clients, list) or not clients:
+        raise DataError(
+            f"clients of type {type(clients).__name__} came; expected fm.partition(data, 100), or a list with one "
+            "dataset per client"
+        )
+    stores = [as_store(one, columns) for one in clients]
+    owners = np.repeat(np.arange(len(stores)), [len(store) for store in stores])
+    return Clients(JoinedStore(stores), ExamplesByGroup(owners, 0))
+
+
+def _classes_for(kind: str, store: Store) -> NDArray[np.int64]:
+    """One class per example; any where they are not dealt out by classes, which saves a look at a dataset."""
+    if kind not in (PartitionKind.CLASSES, PartitionKind.DIRICHLET):
+        return np.zeros(len(store), np.int64)
+    classes = store.classes()
+    if classes is None:
+        raise ConfigError(
+            f'partition "{kind}" deals out classes, and the examples have none: their targets are no whole numbers, '
+            'one each; use "iid" or "natural"'
+        )
+    return classes
+
+
+def _group_names(data: Any, groups: Any) -> NDArray[Any]:
+    if groups is None:
+        raise ConfigError(
+            'kind = "natural" needs groups: a column that names each example\'s client, or a list of names'
+        )
+    if not isinstance(groups, str):
+        return np.asarray(groups)
+    has = getattr(data, "column_names", None) or (list(data) if isinstance(data, dict) else [])
+    if groups not in has:
+        raise DataError(f"groups = {groups!r} is no column of the data, which has {', '.join(has) or 'none'}")
+    return np.asarray(data[groups])
+
+
+def _without_column(data: Any, groups: Any) -> Any:
+    if not isinstance(groups, str):
+        return data
+    if isinstance(data, dict):
+        return {name: column for name, column in data.items() if name != groups}
+    return data.remove_columns(groups) if hasattr(data, "remove_columns") else data
