@@ -35,6 +35,12 @@ def test_nothing_is_said_without_clipping() -> None:
         guarantees(parse_config({"codec": {"name": "gaussian", "noise": 1.0}}), 1e-5)
 
 
+def test_nothing_is_said_where_statistics_of_batch_norm_go_without_noise() -> None:
+    with pytest.raises(PrivacyError, match=r'batch_norm = "averaged" sends .* without noise'):
+        stated(batch_norm="averaged")
+    assert stated(batch_norm="local")["local"].epsilon == stated()["local"].epsilon
+
+
 def test_without_noise_there_is_none_and_no_number_says_otherwise() -> None:
     rows = stated({"noise_multiplier": 0.0}, journal=True)
     assert "loss of a round's clients" in rows.pop("run folder").statement
@@ -120,6 +126,7 @@ def test_noise_for_a_view_that_no_noise_helps_is_left_out() -> None:
         ({"clients": 100, "clients_per_round": 10, "batch": 1}, True, "1 of 40 examples"),
         ({"clients": 100, "clients_per_round": 10, "batch": 40}, False, "is not counted on"),
         ({"clients": 100, "clients_per_round": 10, "local_steps": 2, "local_lr": 0.1}, False, "is not counted on"),
+        ({"clients": 100, "clients_per_round": 10, "local_epochs": 1, "local_lr": 0.1}, False, "is not counted on"),
         ({"clients": 100, "clients_per_round": 10, "batch": 30}, False, "no smaller bound"),
         ({"clients": 1_000, "dataset": "python-docs", "pixels": "raw"}, False, "if no other client holds"),
     ],

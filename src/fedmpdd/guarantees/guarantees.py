@@ -128,6 +128,11 @@ def noise_for(config: RunConfig, wanted: float, delta: float, colluding: int | N
 
 
 def _clipped_noise(config: RunConfig) -> float:
+    if config.batch_norm == "averaged":
+        raise PrivacyError(
+            'batch_norm = "averaged" sends the means and variances of minibatches beside updates, without noise, so '
+            'that there is no ε; use batch_norm = "local", or group norm in the place of batch norm'
+        )
     if config.secure is not None:
         return config.secure.noise_multiplier
     if config.codec.clip is None:
@@ -232,7 +237,7 @@ def _of_an_example(
         return ExampleGuarantee(of_client, "as for a client, if no other client holds the example")
     if held.fewest == 1:
         return ExampleGuarantee(of_client, "as for a client, who holds one")
-    if held.fewest is None or held.fewest <= config.batch or config.local_steps > 1:
+    if held.fewest is None or held.fewest <= config.batch or config.trains_locally:
         return ExampleGuarantee(of_client, "as for a client: the sampling of batches is not counted on")
     if view.knows_seed:
         return ExampleGuarantee(

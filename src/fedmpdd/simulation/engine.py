@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,12 +50,6 @@ class RoundMetrics:
     accuracy: float | None = None
     test_loss: float | None = None
     metrics: dict[str, float] | None = None  # of the test examples, where there are others than accuracy
-
-    @classmethod
-    def from_dict(cls, row: dict[str, Any]) -> "RoundMetrics":
-        """Return the metrics of a line of the run's file, which may be of a version that had more or fewer."""
-        missing: dict[str, Any] = {field.name: 0.0 for field in fields(cls)} | {"metrics": None}
-        return cls(**{name: row.get(name, default) for name, default in missing.items()})
 
     def as_dict(self) -> dict[str, Any]:
         """Return the metrics as they stand in the run's file; JSON knows no NaN."""
