@@ -474,12 +474,6 @@ def test_bad_settings_are_refused(options: dict[str, Any], problem: str) -> None
         FedMPDD(**options)
 
 
-def test_a_model_with_statistics_is_refused() -> None:
-    arrays = ArrayRecord({"bn.num_batches_tracked": Array(np.zeros((), np.int64))})
-    with pytest.raises(InputError, match="Batch norm"):
-        FedMPDD(codec="fedsgd").start(InProcessGrid(quadratic_app(), 2), arrays, num_rounds=1)
-
-
 def test_a_codec_that_does_not_fit_is_refused_before_the_first_round() -> None:
     with pytest.raises(InputError, match="k = 100"):
         run(FedMPDD(codec="topk:k=100"), 1)

@@ -15,9 +15,9 @@ from fedmpdd.errors import DocumentError, RunError
 from fedmpdd.flower.layout import Float32, ParameterLayout
 from fedmpdd.server import checkpoints
 
-_MODEL, _SERVER, _ESTIMATE = "model", "server.", "estimate"
+_MODEL, _SERVER, _ESTIMATE, _STATISTICS = "model", "server.", "estimate", "statistics"
 _LAYOUT, _ROUNDS = "layout", "rounds"
-_ELSEWHERE = (_ROUNDS, "model", "server", _ESTIMATE)  # fields that are no JSON notes
+_ELSEWHERE = (_ROUNDS, "model", "server", _ESTIMATE, _STATISTICS)  # fields that are no JSON notes
 _UNSEALED_NOTES = (_ROUNDS, "usual", _LAYOUT)
 _MOST_ROUNDS = 2**32 - 1
 _REMEDY = "name another file, or delete it to start anew"
@@ -34,6 +34,7 @@ class Checkpoint:
     reference: dict[str, Any] | None = None  # of magnitudes, see fedmpdd.uplink.Reference
     estimate: Float32 | None = None  # along which the server stepped last, where its caution needs it,
     caution: dict[str, Any] | None = None  # and what else that knows, see fedmpdd.flower.caution
+    statistics: Float32 | None = None  # of batch norm, where the server averages them
 
 
 def write_checkpoint(path: Path, checkpoint: Checkpoint, layout: ParameterLayout) -> None:
@@ -41,6 +42,8 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint, layout: ParameterLayout
     vectors = {_MODEL: checkpoint.model} | {_SERVER + name: value for name, value in checkpoint.server.items()}
     if checkpoint.estimate is not None:
         vectors[_ESTIMATE] = checkpoint.estimate
+    if checkpoint.statistics is not None:
+        vectors[_STATISTICS] = checkpoint.statistics
     notes = {name: json.dumps(getattr(checkpoint, name), allow_nan=False) for name in _note_names()}
     path.parent.mkdir(parents=True, exist_ok=True)
     checkpoints.write_checkpoint(path, vectors, {**notes, _ROUNDS: str(checkpoint.rounds), _LAYOUT: _text(layout)})
@@ -48,8 +51,10 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint, layout: ParameterLayout
 
 def read_checkpoint(path: Path, layout: ParameterLayout, server: tuple[str, ...]) -> Checkpoint:
     """Read the file of a server with this model and optimiser, or raise RunError."""
-    found = checkpoints.read_checkpoint(path, layout.d, _REMEDY, _UNSEALED_NOTES)
-    expected = {_MODEL, *(_SERVER + name for name in server)}
+    sizes = dict(zip(layout.buffers.names, map(math.prod, layout.buffers.shapes), strict=True))
+    length = sum(sizes[name] for name in layout.buffers.averaged)
+    found = checkpoints.read_checkpoint(path, layout.d, _REMEDY, _UNSEALED_NOTES, {_STATISTICS: {length}})
+    expected = {_MODEL, *(_SERVER + name for name in server), *([_STATISTICS] if length else [])}
     if set(found.vectors) - {_ESTIMATE} != expected or found.notes.get(_LAYOUT) != _text(layout):
         raise RunError(f"{path} is of another model or optimiser; {_REMEDY}")
     rounds = checkpoints.read_count(path, found.notes, _ROUNDS, _MOST_ROUNDS, _REMEDY)
@@ -57,7 +62,14 @@ def read_checkpoint(path: Path, layout: ParameterLayout, server: tuple[str, ...]
     state = {name.removeprefix(_SERVER): found.vectors[name] for name in found.vectors if name.startswith(_SERVER)}
     estimate = found.vectors.get(_ESTIMATE)
     try:
-        return Checkpoint(rounds=rounds, model=found.vectors[_MODEL], server=state, estimate=estimate, **remembered)
+        return Checkpoint(
+            rounds=rounds,
+            model=found.vectors[_MODEL],
+            server=state,
+            estimate=estimate,
+            statistics=found.vectors.get(_STATISTICS),
+            **remembered,
+        )
     except TypeError:  # a field without a default
         raise RunError(f"{path} is damaged: it says only {', '.join(sorted(found.notes))}; {_REMEDY}") from None
 

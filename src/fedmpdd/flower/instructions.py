@@ -16,7 +16,7 @@ from fedmpdd.wire.frames import VERSION
 
 ORDER = "fedmpdd"  # the key of the order in the ConfigRecord of a message, and of the ConfigRecord in a reply
 CATCH_UP = "fedmpdd.catch-up"  # beside the order, in the place of a model: what later rounds added to an earlier one
-UPDATE, ROUND = "update", "round"  # keys in a reply; everything else in it is a metric
+UPDATE, ROUND, UNCHANGED = "update", "round", "unchanged"  # keys in a reply; everything else in it is a metric
 
 Returned = Literal["model", "gradient"]
 _MOST_TEXT = 2**24  # characters of an order: 200,000 arrays with names of 40 letters
@@ -100,7 +100,7 @@ class RoundInstructions:
 
     def as_text(self, *, with_layout: bool = True) -> str:
         """Return the order as it travels; a client that follows has the layout already."""
-        values = {"wire": VERSION, **asdict(self)}
+        values = {"wire": VERSION, **asdict(self), "layout": self.layout.as_values()}
         if not with_layout:
             del values["layout"]
         if self.follow is None:

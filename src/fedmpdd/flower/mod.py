@@ -4,13 +4,14 @@ import secrets
 from collections.abc import Callable
 
 import numpy as np
-from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.app.error import Error
 
 from fedmpdd.directions import Key
 from fedmpdd.errors import FedmpddError, InputError, OrderError
 from fedmpdd.flower import replay
-from fedmpdd.flower.instructions import CATCH_UP, ORDER, ROUND, UPDATE, RoundInstructions
+from fedmpdd.flower.buffers import BUFFERS, STATISTICS, keep_statistics, receive_buffers, with_kept_statistics
+from fedmpdd.flower.instructions import CATCH_UP, ORDER, ROUND, UNCHANGED, UPDATE, RoundInstructions
 from fedmpdd.flower.layout import Float32, pack_flat, read_flat
 from fedmpdd.flower.policy import ClientPolicy, count_update
 from fedmpdd.flower.secure_mod import SECURE, Masking, Member, masking_of, phase_of
@@ -18,7 +19,8 @@ from fedmpdd.flower.secure_mod import SECURE, Masking, Member, masking_of, phase
 MEMORY = "fedmpdd.memory"  # of error feedback, in the node's own state
 REFUSED = 0x464D  # an error code of ours: the user's function was not at fault
 REPLICA_LOST = 0x464E  # another: what later rounds added is of no use here, a model would be
-
+MOST_UNCHANGED = 8  # names of arrays that a node tells of
+_OURS = (ORDER, CATCH_UP, SECURE, BUFFERS, STATISTICS)  # keys that the train function does not see
 
 CallNext = Callable[[Message, Context], Message]
 Mod = Callable[[Message, Context, CallNext], Message]
@@ -28,7 +30,8 @@ def fedmpdd_mod(message: Message, context: Context, call_next: CallNext) -> Mess
     """Turn what a train function returns, a model or a gradient, into one frame of the server's codec.
 
     Use it where the train function is: `@app.train(mods=[fedmpdd_mod])`. Messages of other strategies pass untouched.
-    Codec, clip and noise are the server's choice; `make_mod` makes a mod that insists on some of them.
+    Codec, clip and noise are the server's choice; `make_mod` makes a mod that insists on some of them. Where statistics
+    of batch norm stay on nodes, the evaluate function needs the mod too, to get them.
     """
     return _train(message, context, call_next, ClientPolicy())
 
@@ -52,7 +55,11 @@ def make_mod(policy: ClientPolicy) -> Mod:
 
 
 def _train(message: Message, context: Context, call_next: CallNext, policy: ClientPolicy) -> Message:
-    if message.metadata.message_type.split(".")[0] != MessageType.TRAIN:
+    kind = message.metadata.message_type.split(".")[0]
+    if kind == MessageType.EVALUATE:
+        for name, arrays in list(message.content.array_records.items()):
+            message.content[name] = with_kept_statistics(arrays, context.state)
+    if kind != MessageType.TRAIN:
         return call_next(message, context)
     phase = phase_of(message)
     if phase is not None:
@@ -79,11 +86,12 @@ def _train(message: Message, context: Context, call_next: CallNext, policy: Clie
         return _refusal(message, error)
     try:
         arrays_name, start = _model_of(message.content, config.get(CATCH_UP), order, context)
+        follows = order.follow is not None
+        buffers = receive_buffers(order.layout.buffers, config, context.state, keeps=follows)
     except FedmpddError as error:
         return _refusal(message, error, REPLICA_LOST if CATCH_UP in config else REFUSED)
-    plain = ConfigRecord({key: value for key, value in config.items() if key not in (ORDER, CATCH_UP, SECURE)})
-    message.content[name] = plain
-    message.content[arrays_name] = order.layout.unflatten(start)
+    message.content[name] = ConfigRecord({key: value for key, value in config.items() if key not in _OURS})
+    message.content[arrays_name] = with_kept_statistics(order.layout.unflatten(start, buffers), context.state)
     reply = call_next(message, context)
     if reply.has_error():
         return reply
@@ -126,14 +134,34 @@ def _reply(
     if not np.isfinite(gradient).all():
         raise InputError(f"the {order.returns} that was computed is not finite: lower the learning rate")
     frame = _frame(gradient, order, context) if masking is None else masking.masked(gradient)
+    beside = _beside(returned[0], gradient, order, context, hides=masking is not None or bool(order.protection))
     metrics = {key: value for record in content.metric_records.values() for key, value in record.items()}
     if policy.metrics is not None:
         metrics = {key: value for key, value in metrics.items() if key in policy.metrics}
     count_update(context.state)
-    if taken := {UPDATE, ROUND} & set(metrics):
+    if taken := {UPDATE, ROUND, STATISTICS, UNCHANGED} & set(metrics):
         raise InputError(f"the metric {sorted(taken)[0]!r} has a name that fedmpdd needs; rename it")
-    record = ConfigRecord({UPDATE: frame, ROUND: order.round, **metrics})
+    record = ConfigRecord({UPDATE: frame, ROUND: order.round, **beside, **metrics})
     return RecordDict({ORDER: record})
+
+
+def _beside(
+    returned: ArrayRecord, gradient: Float32, order: RoundInstructions, context: Context, *, hides: bool
+) -> dict[str, bytes | list[str]]:
+    """What goes beside an update: statistics of batch norm, and after the first round which arrays did not change."""
+    beside: dict[str, bytes | list[str]] = {}
+    buffers = order.layout.buffers
+    arrays = buffers.of(returned)
+    keep_statistics(buffers, arrays, context.state)
+    if buffers.averaged:
+        vector = buffers.statistics(arrays)
+        beside[STATISTICS] = vector.astype("<f4").tobytes()
+        buffers.read_statistics(beside[STATISTICS])  # what the server would drop is an error here
+    parts = zip(order.layout.names, order.layout.split(gradient), strict=True)
+    unchanged = [name for name, part in parts if not part.any()]
+    if unchanged and order.round == 1 and not hides and gradient.any():
+        beside[UNCHANGED] = unchanged[:MOST_UNCHANGED]
+    return beside
 
 
 def _frame(gradient: Float32, order: RoundInstructions, context: Context) -> bytes:

@@ -93,6 +93,11 @@ class ClientPolicy:
             raise OrderError(f"the order's codec is {codec.name}, this client allows {', '.join(self.codecs)}")
         if self.secure and not order.secure:
             raise OrderError("the order asks for a single update, and this client insists on secure sums")
+        if order.layout.buffers.averaged and (self.secure or self.largest_clip is not None):
+            raise OrderError(
+                "the order has statistics of batch norm sent beside the update, without noise, and this client insists "
+                'on protection; the server must use batch_norm="local", or group norm'
+            )
         self.check_protection(order.secure or order.protection, state)
 
     def check_protection(self, protection: Mapping[str, float], state: RecordDict) -> None:

@@ -7,7 +7,6 @@ import hashlib
 import json
 import math
 import struct
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -126,7 +125,7 @@ def _load(order: RoundInstructions, follow: ReplicaSettings, arrays: ArrayRecord
 
 def _keep(replica: Replica[Float32], order: RoundInstructions, state: RecordDict) -> None:
     state[MODEL] = pack_vectors(replica)
-    state[FOLLOWING] = ConfigRecord({_ROUND: order.round, _LAYOUT: json.dumps(asdict(order.layout))})
+    state[FOLLOWING] = ConfigRecord({_ROUND: order.round, _LAYOUT: json.dumps(order.layout.as_values())})
 
 
 def pack_vectors(replica: Replica[Float32]) -> ArrayRecord:

@@ -5,11 +5,14 @@ from dataclasses import dataclass, field
 from logging import WARNING
 from typing import Any
 
+import numpy as np
 from flwr.app import Message, RecordDict
 from flwr.common.logger import log
+from numpy.typing import NDArray
 
 from fedmpdd.errors import FedmpddError, ReplyError
-from fedmpdd.flower.instructions import ORDER, ROUND, UPDATE, RoundInstructions
+from fedmpdd.flower.buffers import STATISTICS
+from fedmpdd.flower.instructions import ORDER, ROUND, UNCHANGED, UPDATE, RoundInstructions
 from fedmpdd.uplink import Candidate, Screening
 
 MOST_EXAMPLES = 2**53  # that a client may claim: beyond it sums of claims lose their last digits
@@ -22,6 +25,8 @@ class Contribution(Candidate):
 
     metrics: dict[str, Any] = field(default_factory=dict)
     frame_bytes: int = 0
+    statistics: NDArray[np.float32] | None = None  # of batch norm, where the server averages them
+    unchanged: tuple[str, ...] = ()  # arrays that came back as they were sent
 
 
 class Replies:
@@ -68,9 +73,20 @@ class Replies:
             raise ReplyError(f"its update is for round {number!r}, this is {k}")
         if not isinstance(frame, bytes):
             raise ReplyError(f"its update is {type(frame).__name__}, expected bytes")
+        sent, unchanged = values.pop(STATISTICS, None), values.pop(UNCHANGED, None)
+        buffers = order.layout.buffers
+        statistics = buffers.read_statistics(sent) if buffers.averaged else None
         session = order.make_uplink().session(0)
         update = session.unpack(frame, order.key if session.assigns_key else None)
-        return Contribution(node, update, self._weight(values), values, len(frame))
+        return Contribution(
+            node,
+            update,
+            self._weight(values),
+            values,
+            len(frame) + (0 if statistics is None else statistics.nbytes),
+            statistics,
+            tuple(map(str, unchanged)) if isinstance(unchanged, list) else (),
+        )
 
     def _weight(self, metrics: dict[str, Any]) -> float:
         weight = metrics.get(self._weighted_by_key)

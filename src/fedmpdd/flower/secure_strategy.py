@@ -32,6 +32,8 @@ def check_secure(
     codec: CodecConfig | None,
     weighting: str,
     robust: RobustMean | None,
+    *,
+    tells_statistics: bool = False,
 ) -> None:
     """Raise ConfigError for settings of the strategy that a secure sum cannot keep, all of them at once.
 
@@ -41,12 +43,18 @@ def check_secure(
         codec: None where it is to be chosen.
         weighting: of the strategy.
         robust: its mean, None for the plain one.
+        tells_statistics: whether nodes send statistics of batch norm.
 
     """
     if secure is None:
         if roster is not None:
             raise ConfigError("roster is of the clients of secure sums; pass secure=SecureRounds(…) too")
         return
+    if tells_statistics:
+        raise ConfigError(
+            'batch_norm = "averaged" tells the server the statistics of every single node, which a secure sum would '
+            'not; use batch_norm = "local"'
+        )
     if codec is None:
         raise ConfigError('secure needs a codec by name, "mpdd:m=…:keys=shared" or "fedsgd", whose numbers add up')
     changes = codec.protection() is not None or codec.error_feedback

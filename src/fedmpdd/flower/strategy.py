@@ -17,6 +17,7 @@ from flwr.serverapp.strategy import FedAvg, Result
 from fedmpdd.codecs import Batch
 from fedmpdd.directions import Key, check_key, derive_seed, partitioned_keys
 from fedmpdd.errors import ConfigError, InputError, RunError
+from fedmpdd.flower.buffers import BUFFERS, STATISTICS, Arrays, BatchNorm, mean_statistics
 from fedmpdd.flower.caution import Caution, DecodedMean
 from fedmpdd.flower.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from fedmpdd.flower.downlink import DownlinkKind, Models, check_downlink, make_downlink
@@ -63,6 +64,10 @@ class FedMPDD(FedAvg):
     secure: updates go into secure sums, so that the server sees no single one; `SecureRounds` has clip, noise and how
         many nodes may vanish. It needs weighting="equal", robust=False and a codec whose numbers add up.
     roster: the verify keys of all nodes of secure sums, who then sign; every node has it from somebody else.
+    frozen: names of arrays that are not trained, such as ("embed.*",): they stay as they are, and no update carries
+        them. Arrays that are no floats never are.
+    batch_norm: for models that have some: "averaged", nodes send the statistics of batch norm beside their updates and
+        the server averages them, or "local", they stay on each node.
     max_value, max_ratio: an update is dropped if its magnitude is larger than the one, or so many times larger than
         the median update of any round so far, or if it claims so many times more examples.
     """
@@ -84,6 +89,8 @@ class FedMPDD(FedAvg):
         robust: bool | RobustMean = True,
         secure: SecureRounds | None = None,
         roster: Roster | None = None,
+        frozen: Sequence[str] = (),
+        batch_norm: BatchNorm | None = None,
         **options: Any,
     ) -> None:
         super().__init__(*args, **options)
@@ -109,7 +116,13 @@ class FedMPDD(FedAvg):
         self.weighting = weighting
         self.max_value, self.max_ratio = max_value, max_ratio
         self.robust = (RobustMean() if robust else None) if isinstance(robust, bool) else robust
-        check_secure(secure, roster, self.codec, weighting, self.robust)
+        if isinstance(frozen, str) or batch_norm not in (None, "averaged", "local"):
+            raise ConfigError(
+                f"frozen = {frozen!r}, batch_norm = {batch_norm!r}: expected a tuple of names, such as "
+                '("embed.*",), and None, "averaged" or "local"'
+            )
+        self.frozen, self.batch_norm = tuple(frozen), batch_norm
+        check_secure(secure, roster, self.codec, weighting, self.robust, tells_statistics=batch_norm == "averaged")
         self.secure, self.roster = secure, roster
         self.sum: SecureRound | None = None  # of the round at work
         self._sums = 0  # so far
@@ -119,6 +132,7 @@ class FedMPDD(FedAvg):
         self._rounds_before = 0  # of an earlier start, from a checkpoint
         self._replies: Replies | None = None
         self._layout: ParameterLayout | None = None
+        self._buffers: Arrays = {}
         self._server: Replica[Float32] | None = None
         self._downlink = Models()
         self._downlink_bytes = 0  # of the round at work, all nodes together
@@ -163,7 +177,7 @@ class FedMPDD(FedAvg):
         assert self._server is not None
         if self._rounds_before:
             log(INFO, "%s holds %s rounds; going on from there", self.checkpoint, self._rounds_before)
-            initial_arrays = self._layout.unflatten(self._server.flat)
+            initial_arrays = self._model()
         if self._rounds_before >= num_rounds:
             log(INFO, "all %s rounds are done", num_rounds)
             return Result(arrays=initial_arrays)
@@ -179,7 +193,8 @@ class FedMPDD(FedAvg):
         )
 
     def _begin(self, arrays: ArrayRecord) -> None:
-        self._layout = ParameterLayout.of(arrays)
+        self._layout = ParameterLayout.of(arrays, self.frozen, self.batch_norm)
+        self._buffers = self._layout.buffers.of(arrays)
         self._server = make_replica(self.server, self.lr, self._layout.flatten(arrays))
         screening = Screening(self.max_value, self.max_ratio, weighted=self.weighting == "examples")
         self._replies = Replies(self.weighting, self.weighted_by_key, screening)
@@ -194,6 +209,14 @@ class FedMPDD(FedAvg):
             self._caution = _caution_of(self.checkpoint, saved) if self._careful else Caution()
             self._rounds_before = saved.rounds
             self._server.load((saved.model, *(value.copy() for value in saved.server.values())), saved.rounds)
+            if saved.statistics is not None:
+                self._buffers = self._layout.buffers.with_statistics(self._buffers, saved.statistics)
+
+    def _model(self) -> ArrayRecord:
+        """The model as it is now."""
+        assert self._layout is not None
+        assert self._server is not None
+        return self._layout.unflatten(self._server.flat, self._buffers)
 
     # ------------------------------------------------------------------------------------------- a round
 
@@ -207,6 +230,7 @@ class FedMPDD(FedAvg):
         assert self._server is not None
         k = server_round + self._rounds_before
         self._server.flat, self._server.next_round = self._layout.flatten(arrays), k - 1
+        self._buffers = self._layout.buffers.of(arrays)
         messages = sorted(super().configure_train(k, arrays, config, grid), key=lambda one: one.metadata.dst_node_id)
         if self.secure is not None:
             messages = self._begin_sum(k, self.secure, grid).gather(messages)
@@ -221,11 +245,23 @@ class FedMPDD(FedAvg):
         for message, node, key in zip(messages, nodes, keys, strict=True):
             delivery = self._downlink.delivery(node)
             self._orders[node] = replace(order.for_client(key), follow=delivery.follow)
-            self._downlink_bytes += delivery.nbytes
-            message.content = delivery.content(self._orders[node], config, self.arrayrecord_key, self.configrecord_key)
+            beside = self._beside(whole=delivery.rounds is None)
+            self._downlink_bytes += delivery.nbytes + sum(map(len, beside.values()))
+            told = ConfigRecord({**config, **beside})
+            message.content = delivery.content(self._orders[node], told, self.arrayrecord_key, self.configrecord_key)
             if self.sum is not None:
                 self.sum.add_inbox(message)
         return messages
+
+    def _beside(self, *, whole: bool) -> dict[str, bytes]:
+        """What a message has of the model's buffers: all of them, or what changes of them from round to round."""
+        assert self._layout is not None
+        layout = self._layout.buffers
+        if not layout:
+            return {}
+        if whole:
+            return {BUFFERS: layout.pack(self._buffers)}
+        return {STATISTICS: layout.statistics(self._buffers).astype("<f4").tobytes()} if layout.averaged else {}
 
     def _begin_sum(self, k: int, secure: SecureRounds, grid: Grid) -> SecureRound:
         order = self._order(k)
@@ -323,16 +359,25 @@ class FedMPDD(FedAvg):
             dropped,
             asked - len(answered),
         )
+        self._log_unchanged(contributions)
         if not self._take_step(k, contributions):
             self._downlink.add(Bundle(), 1.0, self._server.flat)
             return None, None
         if self.checkpoint is not None:
             reference, caution = self._replies.screening.reference.state(), self._caution
+            layout = self._layout.buffers
             state = Checkpoint(
-                k, self._server.flat, self._server.step.state, None, reference, caution.last, caution.state()
+                k,
+                self._server.flat,
+                self._server.step.state,
+                None,
+                reference,
+                caution.last,
+                caution.state(),
+                layout.statistics(self._buffers) if layout.averaged else None,
             )
             write_checkpoint(self.checkpoint, state, self._layout)
-        return self._layout.unflatten(self._server.flat), self._metrics(contributions, dropped)
+        return self._model(), self._metrics(contributions, dropped)
 
     def _take_step(self, k: int, contributions: list[Contribution]) -> bool:
         """Step along the mean; return False if the model stays as it was."""
@@ -354,8 +399,30 @@ class FedMPDD(FedAvg):
         if error is not None:
             log(INFO, "round %s: relative error %.3g, the server takes %.3g of the step", k, error, factor)
             self._caution.remember(mean.estimate(), error, factor)
+        self._take_statistics(contributions)
         self._downlink.add(mean.bundle(), factor, self._server.flat)
         return True
+
+    def _take_statistics(self, contributions: list[Contribution]) -> None:
+        """Average what nodes sent of their batch norm layers."""
+        rows = [one.statistics for one in contributions if one.statistics is not None]
+        if not rows or self._layout is None:
+            return
+        weights = [one.weight if self.weighting == "examples" else 1.0 for one in contributions]
+        mean = mean_statistics(rows, weights, robust=self.robust is not None)
+        self._buffers = self._layout.buffers.with_statistics(self._buffers, mean)
+
+    def _log_unchanged(self, contributions: list[Contribution]) -> None:
+        """Say which arrays no node has changed: an estimate's noise changes all that is trained."""
+        names = set.intersection(*(set(one.unchanged) for one in contributions)) if contributions else set()
+        if names and self._layout is not None:
+            log(
+                WARNING,
+                "%s came back from all nodes as they were sent; if they are frozen or buffers, say so with frozen=%r, "
+                "else the noise of updates changes them",
+                ", ".join(sorted(names)),
+                tuple(sorted(names)),
+            )
 
     def _mean(self, k: int, contributions: list[Contribution]) -> tuple[Mean, float]:
         """What the server steps along, and how much of that step."""
