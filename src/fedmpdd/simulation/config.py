@@ -144,26 +144,20 @@ class RunConfig(BaseModel):
         """Raise ValueError unless a round has clients, and they have steps."""
         if self.participation is not None and self.clients_per_round is not None:
             raise ValueError("participation and clients_per_round say the same thing; give one of them")
-        if self.per_round > self.clients:
-            raise ValueError(
-                f"clients_per_round = {self.clients_per_round} is more than clients = {self.clients}; lower it"
+        if not 1 <= self.per_round <= self.clients:
+            asked = (
+                f"participation = {self.participation}"
+                if self.clients_per_round is None
+                else f"clients_per_round = {self.clients_per_round}"
             )
-        if self.per_round < 1:
-            raise ValueError(
-                f"participation = {self.participation} of clients = {self.clients} selects no client; raise either"
-            )
-        if self.local_lr is not None and self.local_optimiser is not None:
-            raise ValueError("local_lr and local_optimiser both say how clients step; give one of them")
+            raise ValueError(f"{asked} of clients = {self.clients} are {self.per_round}; expected 1 to all of them")
         if self.local_epochs is not None and self.local_steps > 1:
             raise ValueError("local_steps and local_epochs both say how many steps clients take; give one of them")
-        steps = self.local_steps > 1 or self.local_epochs is not None
-        if steps != (self.local_lr is not None or self.local_optimiser is not None):
+        if self.trains_locally != (self.local_lr is not None or self.local_optimiser is not None):
             raise ValueError(
                 f"local_steps = {self.local_steps} with local_lr = {self.local_lr}: steps on the client, above 1, and "
                 "their step size (or a local_optimiser) go together; give both or neither"
             )
-        if self.proximal and not steps:
-            raise ValueError(f"proximal = {self.proximal} pulls back clients that take several steps; give local_steps")
 
     def _check_uplink(self) -> None:
         """Raise InputError where the parts of an update cannot work together."""

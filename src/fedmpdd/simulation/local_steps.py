@@ -17,8 +17,8 @@ class LocalTraining:
     """How clients step. What they have moved away from the server's model is what they send.
 
     Args:
-        lr: of plain gradient descent.
-        factory: of the optimiser of each client, instead; its state is gone after the round.
+        lr: the step size; of plain gradient descent, or that of the optimiser.
+        factory: of the optimiser of each client; its state is gone after the round.
         proximal: FedProx's μ: how much a client is pulled back to the server's model.
         shapes: of the parameters.
 
@@ -41,7 +41,11 @@ class LocalTraining:
         if self.factory is None:
             return None
         parameters = [nn.Parameter(part.clone()) for part in split(flat, self.shapes)]
-        return make_optimiser(self.factory, parameters, "local_optimiser")
+        optimiser = make_optimiser(self.factory, parameters, "local_optimiser")
+        if self.lr is not None:  # groups keep their sizes relative to each other
+            for group in optimiser.param_groups:
+                group["lr"] *= self.lr / optimiser.defaults["lr"]
+        return optimiser
 
     def step(self, flat: Tensor, moved: Tensor, gradients: Tensor, optimisers: Sequence[Optimizer | None]) -> None:
         """Move clients one step on.
@@ -55,7 +59,8 @@ class LocalTraining:
         """
         if self.proximal:
             gradients = gradients - self.proximal * moved
-        if self.lr is not None:
+        if self.factory is None:
+            assert self.lr is not None
             moved += self.lr * gradients
             return
         for row, gradient, optimiser in zip(moved, gradients, optimisers, strict=True):
