@@ -30,6 +30,7 @@ from fedmpdd.errors import ConfigError, RunError
 Trust = bool | str | Collection[str]  # anything, nothing, or these import paths
 
 _TARGET = re.compile(r"(?P<target>[^(]+?\.py|[^:(]+):(?P<rest>.+)", re.DOTALL)
+_NAMED, _IS_METRIC = re.compile(r"^[^=:(]+="), re.compile(r"(^|\.)metrics\.\d+$")  # name=path: what a metric is called
 _LONGEST = 2_000  # characters of a path: nobody writes so many
 _LONGEST_REASON = 300  # characters of what other people's code says
 _PREFIX = "_fedmpdd_file_"  # of the names of modules that were loaded from files
@@ -226,7 +227,8 @@ def import_paths(table: Mapping[str, Any], above: str = "") -> dict[str, str]:
         {'model': 'mynet.py:Net', 'codec.name': 'package.codecs:Mine'}
 
     """
-    return {key: text for key, text in _texts(table, above) if is_import_path(text)}
+    named = {key: _NAMED.sub("", text) if _IS_METRIC.search(key) else text for key, text in _texts(table, above)}
+    return {key: text for key, text in named.items() if is_import_path(text)}
 
 
 def check_trust(paths: Mapping[str, str], source: str, trust_imports: Trust) -> None:

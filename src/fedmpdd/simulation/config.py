@@ -273,8 +273,14 @@ class RunConfig(BaseModel):
 
 def metric_name(text: str) -> str:
     """Return what a metric is called that a config gives as `name=path`, or by a path whose last part is its name."""
-    name, _, path = text.rpartition("=")
-    return name or path.rpartition(":")[2]
+    name, path = metric_parts(text)
+    return name or path.partition("(")[0].rpartition(":")[2]
+
+
+def metric_parts(text: str) -> tuple[str, str]:
+    """Return the name that a metric is given, "" if none is, and its path, which may have arguments."""
+    name, equals, path = text.partition("=")
+    return (name, path) if equals and not set(name) & set(":(") else ("", text)
 
 
 def shipped_configs() -> dict[str, str]:

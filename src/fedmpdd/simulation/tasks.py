@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fedmpdd.errors import ConfigError, DataError
 from fedmpdd.imports import named_object, words_of
-from fedmpdd.simulation.config import RunConfig, metric_name
+from fedmpdd.simulation.config import RunConfig, metric_name, metric_parts
 from fedmpdd.tasks import models
 from fedmpdd.tasks.data import DATASETS, Dataset, Partition, PartitionKind, load, make_partition
 from fedmpdd.tasks.losses import CrossEntropy, Loss, as_loss
@@ -102,8 +102,7 @@ def _metrics(config: RunConfig, loss: Loss) -> dict[str, Any] | None:
         return None
     known = {"accuracy": Accuracy()}
     return {
-        metric_name(text): known.get(text) or named_object(text.rpartition("=")[2], "metrics")
-        for text in config.metrics
+        metric_name(text): known.get(text) or named_object(metric_parts(text)[1], "metrics") for text in config.metrics
     }
 
 
