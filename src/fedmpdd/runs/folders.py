@@ -176,7 +176,7 @@ class Run:
         ours, theirs = _read(self.federation.journal_header), _read(reader.header)
         start, journal_start = ours.pop("model_sha256"), theirs.pop("model_sha256")
         if other := fixed(changes(theirs.pop("config"), ours.pop("config"))):
-            raise JournalError(f"{reader.path} is the journal of another run: {in_words(other)}")
+            raise JournalError(f"{reader.path} is the journal of another run: {in_words(other)}; put back what it was")
         if ours != theirs:
             raise JournalError(f"{reader.path} is the journal of another run: its examples differ")
         initial = reader.initial_model()

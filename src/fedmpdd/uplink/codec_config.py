@@ -95,6 +95,16 @@ class CodecConfig(BaseModel):
         except InputError as error:
             raise ConfigError(str(error).removeprefix("codec.")) from None
 
+    def words(self) -> str:
+        """Return the text that `parse_codec` reads as this config: all that is not default, its own parameters first.
+
+        >>> parse_codec("mpdd:keys=shared:m=400").words()
+        'mpdd:m=400:keys=shared'
+        """
+        values = self.model_dump(mode="json", exclude_defaults=True, exclude={"name"})
+        names = sorted(values, key=lambda key: key in CodecConfig.model_fields)
+        return codec_words(self.name, {key: values[key] for key in names})
+
     def registered(self) -> tuple[str, dict[str, Any]]:
         """Return the name that the codec is registered under, and its parameters: what messages carry."""
         codec = codec_named(self.name)
