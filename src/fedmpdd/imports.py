@@ -27,7 +27,7 @@ from typing import Any
 
 from fedmpdd.errors import ConfigError, RunError
 
-Trust = bool | str | Collection[str]  # anything, nothing, or these import paths
+Trust = bool | str | Collection[str]  # anything, nothing, or these import paths; of a mapping each at its key alone
 
 _TARGET = re.compile(r"(?P<target>[^(]+?\.py|[^:(]+):(?P<rest>.+)", re.DOTALL)
 _NAMED, _IS_METRIC = re.compile(r"^[^=:(]+="), re.compile(r"(^|\.)metrics\.\d+$")  # name=path: what a metric is called
@@ -237,7 +237,8 @@ def check_trust(paths: Mapping[str, str], source: str, trust_imports: Trust) -> 
     Args:
         paths: the import paths that the files name, by key: see `import_paths`.
         source: what files, for the message.
-        trust_imports: True to import whatever they name, or the import path, or paths, that may be imported.
+        trust_imports: True to import whatever they name, or the import path, or paths, that may be imported; of a
+            mapping each one at its key, which must name it.
 
     Example:
         >>> check_trust({"model": "mynet.py:Net"}, "runs/theirs", trust_imports="mynet.py:Net")
@@ -245,8 +246,11 @@ def check_trust(paths: Mapping[str, str], source: str, trust_imports: Trust) -> 
     """
     if trust_imports is True:
         return
-    allowed = {trust_imports} if isinstance(trust_imports, str) else trust_imports or ()
-    refused = {key: text for key, text in paths.items() if text not in allowed}
+    if isinstance(trust_imports, Mapping):
+        refused = {key: text for key, text in paths.items() if trust_imports.get(key) != text}
+    else:
+        allowed = {trust_imports} if isinstance(trust_imports, str) else trust_imports or ()
+        refused = {key: text for key, text in paths.items() if text not in allowed}
     if refused:
         named = " and ".join(f"{key} = {text!r}" for key, text in refused.items())
         given = " ".join(f"{key}={text}" for key, text in paths.items())
@@ -254,6 +258,9 @@ def check_trust(paths: Mapping[str, str], source: str, trust_imports: Trust) -> 
             f"{source} names {named}, and opening it would import and run that code; if you trust it, say so with "
             f"--trust-imports, or with {given} on the command line (in Python, trust_imports=True)"
         )
+    for key, text in trust_imports.items() if isinstance(trust_imports, Mapping) else ():
+        if key not in paths:
+            raise RunError(f"{key}={text} was given to trust it, and {source} names no code at {key}; leave it out")
 
 
 def sources_of(paths: Mapping[str, str]) -> dict[str, dict[str, str]]:

@@ -13,7 +13,7 @@ from fedmpdd.cli.shared import (
     print_json,
     said_how_to_go_on,
     training,
-    trusted_models,
+    trust_and_settings,
 )
 from fedmpdd.display import messages, readable_bytes, round_display
 from fedmpdd.errors import ConfigError, RunError
@@ -29,20 +29,29 @@ def run(
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard events.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Train once, into a run folder that can be killed and resumed at any moment."""
+    """Train once, into a run folder that can be killed and resumed at any moment.
+
+    Model, dataset, loss, metrics and codec may be of your own, by import path: a module, or a file of this folder.
+
+    Example: fedmpdd run demo "model=mynet.py:Net(width=32)" codec.name=mycodec.py:Mine codec.m=3
+
+    Example: fedmpdd run --resume runs/demo-001 rounds=300 --trust-imports
+    """
     runs = training()
     from fedmpdd.runs.driver import TensorBoard, progress
+    from fedmpdd.runs.settings import check_free
 
     if tensorboard:
         TensorBoard.check()
     if resume is not None:
         given = [] if config is None else [config, *(overrides or [])]
-        problem = f"--resume {resume} goes on with the config of that run; give no CONFIG, changes or --out"
-        if out is not None:
-            raise RunError(problem)
-        current = runs.Run.resume(resume, data_dir, trust_imports=trusted_models(given, trust_imports, problem))
+        if out is not None or "=" not in (config or "="):
+            raise RunError(f"--resume {resume} goes on with the config of that run; give no CONFIG and no --out")
+        trusted, settings = trust_and_settings(given, trust_imports)
+        check_free(resume, settings)
+        current = runs.Run.resume(resume, data_dir, trust_imports=trusted, **settings)
     elif trust_imports:
-        raise ConfigError("--trust-imports is for --resume; the model of a config that you name is yours to trust")
+        raise ConfigError("--trust-imports is for --resume; the code that a config of yours names is yours to trust")
     elif config is None:
         raise ConfigError("name a config, like `fedmpdd run lenet-fmnist`, or a run to --resume")
     else:

@@ -42,14 +42,19 @@ def check_same_run(folder: Path, then: RunConfig, now: RunConfig) -> None:
         )
 
 
-def with_changes(folder: Path, config: RunConfig, given: Mapping[str, Any]) -> RunConfig:
-    """Return the config of a run with some of its free settings changed, or raise RunError."""
+def check_free(folder: Path, given: Mapping[str, Any]) -> None:
+    """Raise RunError for a setting that makes another run than that of a folder."""
     for key, value in given.items():
         if key not in FREE_SETTINGS:
             raise RunError(
                 f"{key} = {value!r:.60} cannot be given to {folder}: a run goes on with its own settings, but for "
                 f"{', '.join(FREE_SETTINGS)}; leave it out, or start another run with it"
             )
+
+
+def with_changes(folder: Path, config: RunConfig, given: Mapping[str, Any]) -> RunConfig:
+    """Return the config of a run with some of its free settings changed, or raise RunError."""
+    check_free(folder, given)
     return parse_config({**config.model_dump(mode="json"), **given}) if given else config
 
 
