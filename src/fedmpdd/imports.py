@@ -147,29 +147,6 @@ def import_object(text: str, key: str) -> Any:
     return value if path.args is None else functools.partial(value, *path.args, **path.kwargs)
 
 
-def make_object(text: str, key: str) -> Any:
-    """Import what a path names, and call it where arguments are given; or raise ConfigError.
-
-    Args:
-        text: the path. Its code runs: see `check_trust` for paths of other people.
-        key: of the config that it stands at, for the message.
-
-    Example:
-        >>> make_object("fractions:Fraction(3, denominator=4)", "loss")
-        Fraction(3, 4)
-
-    """
-    value = import_object(text, key)
-    if not parse_import_path(text, key).is_called:
-        return value
-    try:
-        return value()
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        raise ConfigError(f"{key} = {text!r} cannot be made: {words_of(error)}") from None
-
-
 def words_of(error: BaseException) -> str:
     """Return what an exception of other people's code says, in one line.
 
@@ -283,6 +260,19 @@ def sources_of(paths: Mapping[str, str]) -> dict[str, dict[str, str]]:
             digest = hashlib.sha256(file.read_bytes()).hexdigest()
             sources[key] = {"path": text, "file": str(file), "sha256": digest}
     return sources
+
+
+def blamed(error: BaseException, paths: Mapping[str, str]) -> str | None:
+    """Return in one line what code that a config names has raised, and where; None where others raised it.
+
+    Args:
+        error: the exception.
+        paths: the import paths, by key.
+
+    """
+    files = {source["file"] for source in sources_of(paths).values()}
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
+    return f"{words_of(error)}, in line {frames[-1].lineno} of {frames[-1].filename}" if frames else None
 
 
 # ------------------------------------------------------------------------------------------------------ parts
@@ -478,3 +468,26 @@ def named_object(text: str, key: str) -> Any:
             "where it was begun, or name it by an import path such as mycode.py:Name"
         )
     return _objects[text]
+
+
+def function_named(text: str, key: str) -> Any:
+    """Return what a text names as something to call: of a class an object, made with the arguments of its path.
+
+    Args:
+        text: the name. See `named_object`.
+        key: of the config that it stands at, for the message.
+
+    Example:
+        >>> function_named("operator:itemgetter(1)", "loss")("abc")
+        'b'
+
+    """
+    value = named_object(text, key)
+    if not isinstance(value.func if isinstance(value, functools.partial) else value, type):
+        return value
+    try:
+        return value()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # somebody else's code, which may even call exit
+        raise ConfigError(f"{key} = {text!r} cannot be made: {words_of(error)}") from None

@@ -10,6 +10,7 @@ from fedmpdd.cli.shared import (
     Json,
     Overrides,
     TrustImports,
+    blame_on_own_code,
     print_json,
     said_how_to_go_on,
     training,
@@ -61,12 +62,14 @@ def run(
     messages.print(f"run folder: {current.folder}")
     events = [TensorBoard(current.folder / "tensorboard")] if tensorboard else []
     how_to_go_on = f"stopped; go on with: fedmpdd run --resume {current.folder}"
-    with round_display() as start, said_how_to_go_on(how_to_go_on):
+    own_code = blame_on_own_code(current.config.model_dump(mode="json"))
+    with round_display() as start, said_how_to_go_on(how_to_go_on), own_code:
         show = start(current.folder.name, current.config.rounds, current.federation.next_round)
         summary = current.train(callbacks=[progress(show), *events])
     if as_json:
         print_json(summary)
         return
-    accuracy = "not evaluated" if summary["accuracy"] is None else f"{summary['accuracy']:.2%}"
-    print(f"{summary['rounds']} rounds, accuracy {accuracy}, uplink {readable_bytes(summary['uplink_bytes'])}")
+    score, value = current.config.score.removeprefix("-"), summary["accuracy"]
+    reached = "not evaluated" if value is None else f"{value:.2%}" if score == "accuracy" else f"{value:.4g}"
+    print(f"{summary['rounds']} rounds, {score} {reached}, uplink {readable_bytes(summary['uplink_bytes'])}")
     print(f"model sha256 {summary['model_sha256']}")

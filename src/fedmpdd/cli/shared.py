@@ -14,8 +14,8 @@ from typer.core import TyperCommand
 
 from fedmpdd.display import messages
 from fedmpdd.documents import parse_override
-from fedmpdd.errors import ConfigError, MissingDependencyError
-from fedmpdd.imports import Trust, import_paths
+from fedmpdd.errors import ConfigError, FedmpddError, MissingDependencyError
+from fedmpdd.imports import Trust, blamed, import_paths
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document; everything else goes to standard error.")]
 Config = Annotated[str, typer.Argument(help="A TOML file, or a shipped name such as demo or lenet-fmnist.")]
@@ -64,6 +64,20 @@ def said_how_to_go_on(text: str) -> Iterator[None]:
         raise
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def blame_on_own_code(table: dict[str, Any]) -> Iterator[None]:
+    """Turn what code of the user's raises, which a config names, into one line: a traceback shows mostly our files."""
+    try:
+        yield
+    except FedmpddError:
+        raise
+    except Exception as error:
+        line = blamed(error, import_paths(table))
+        if line is None:
+            raise
+        raise ConfigError(f"code that the config names has failed: {line}") from error
 
 
 def trust_and_settings(given: list[str], trust_imports: bool) -> tuple[Trust, dict[str, Any]]:

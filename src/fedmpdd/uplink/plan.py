@@ -14,9 +14,9 @@ from fedmpdd.uplink.codec_config import codec_words, parse_codec
 from fedmpdd.wire.frames import Session
 
 HOW_TO_READ = (
-    "error = E‖decoded mean − mean gradient‖² / mean ‖gradient‖². However large it is, a training converges if its steps "
-    "are short enough: step = 1 / (1 + error) is the share of the largest step of uncompressed means that is proved to "
-    "be safe (docs/theory.md). Measured, errors up to 26 trained with the whole step, and 210 did not "
+    "error = E‖decoded mean − mean gradient‖² / mean ‖gradient‖². However large it is, a training converges if its "
+    "steps are short enough: step = 1 / (1 + error) is the share of the largest step of uncompressed means that is "
+    "proved to be safe (docs/theory.md). Measured, errors up to 26 trained with the whole step, and 210 did not "
     "(docs/results/flower-steps.md). reveals is a count, not a guarantee."
 )
 MODELS = {
