@@ -27,6 +27,16 @@ def test_a_loop_of_ones_own() -> None:
     assert losses_in(output)[-1] < 0.5 * losses_in(output)[0]
 
 
+def test_a_codec_of_ones_own() -> None:
+    whole, window = output_of("examples/own_codec.py").splitlines()
+    assert 10 * bytes_in(window) < bytes_in(whole)
+    assert losses_in(window)[0] < 1.3 * losses_in(whole)[0]
+
+
+def bytes_in(line: str) -> int:
+    return int(line.split("with ")[1].split()[0].replace(",", ""))
+
+
 @pytest.mark.slow
 def test_data_parallel_training() -> None:
     output = output_of("-m", "torch.distributed.run", "--nproc-per-node", "2", "examples/ddp.py")

@@ -27,9 +27,10 @@ from typing import Any
 
 from fedmpdd.errors import ConfigError, RunError
 
-Trust = bool | str | Collection[str]  # anything, nothing, or these import paths
+Trust = bool | str | Collection[str]  # anything, nothing, or these import paths; of a mapping each at its key alone
 
 _TARGET = re.compile(r"(?P<target>[^(]+?\.py|[^:(]+):(?P<rest>.+)", re.DOTALL)
+_NAMED, _IS_METRIC = re.compile(r"^[^=:(]+="), re.compile(r"(^|\.)metrics\.\d+$")  # name=path: what a metric is called
 _LONGEST = 2_000  # characters of a path: nobody writes so many
 _LONGEST_REASON = 300  # characters of what other people's code says
 _PREFIX = "_fedmpdd_file_"  # of the names of modules that were loaded from files
@@ -146,29 +147,6 @@ def import_object(text: str, key: str) -> Any:
     return value if path.args is None else functools.partial(value, *path.args, **path.kwargs)
 
 
-def make_object(text: str, key: str) -> Any:
-    """Import what a path names, and call it where arguments are given; or raise ConfigError.
-
-    Args:
-        text: the path. Its code runs: see `check_trust` for paths of other people.
-        key: of the config that it stands at, for the message.
-
-    Example:
-        >>> make_object("fractions:Fraction(3, denominator=4)", "loss")
-        Fraction(3, 4)
-
-    """
-    value = import_object(text, key)
-    if not parse_import_path(text, key).is_called:
-        return value
-    try:
-        return value()
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        raise ConfigError(f"{key} = {text!r} cannot be made: {words_of(error)}") from None
-
-
 def words_of(error: BaseException) -> str:
     """Return what an exception of other people's code says, in one line.
 
@@ -226,7 +204,8 @@ def import_paths(table: Mapping[str, Any], above: str = "") -> dict[str, str]:
         {'model': 'mynet.py:Net', 'codec.name': 'package.codecs:Mine'}
 
     """
-    return {key: text for key, text in _texts(table, above) if is_import_path(text)}
+    named = {key: _NAMED.sub("", text) if _IS_METRIC.search(key) else text for key, text in _texts(table, above)}
+    return {key: text for key, text in named.items() if is_import_path(text)}
 
 
 def check_trust(paths: Mapping[str, str], source: str, trust_imports: Trust) -> None:
@@ -235,7 +214,8 @@ def check_trust(paths: Mapping[str, str], source: str, trust_imports: Trust) -> 
     Args:
         paths: the import paths that the files name, by key: see `import_paths`.
         source: what files, for the message.
-        trust_imports: True to import whatever they name, or the import path, or paths, that may be imported.
+        trust_imports: True to import whatever they name, or the import path, or paths, that may be imported; of a
+            mapping each one at its key, which must name it.
 
     Example:
         >>> check_trust({"model": "mynet.py:Net"}, "runs/theirs", trust_imports="mynet.py:Net")
@@ -243,8 +223,11 @@ def check_trust(paths: Mapping[str, str], source: str, trust_imports: Trust) -> 
     """
     if trust_imports is True:
         return
-    allowed = {trust_imports} if isinstance(trust_imports, str) else trust_imports or ()
-    refused = {key: text for key, text in paths.items() if text not in allowed}
+    if isinstance(trust_imports, Mapping):
+        refused = {key: text for key, text in paths.items() if trust_imports.get(key) != text}
+    else:
+        allowed = {trust_imports} if isinstance(trust_imports, str) else trust_imports or ()
+        refused = {key: text for key, text in paths.items() if text not in allowed}
     if refused:
         named = " and ".join(f"{key} = {text!r}" for key, text in refused.items())
         given = " ".join(f"{key}={text}" for key, text in paths.items())
@@ -252,6 +235,9 @@ def check_trust(paths: Mapping[str, str], source: str, trust_imports: Trust) -> 
             f"{source} names {named}, and opening it would import and run that code; if you trust it, say so with "
             f"--trust-imports, or with {given} on the command line (in Python, trust_imports=True)"
         )
+    for key, text in trust_imports.items() if isinstance(trust_imports, Mapping) else ():
+        if key not in paths:
+            raise RunError(f"{key}={text} was given to trust it, and {source} names no code at {key}; leave it out")
 
 
 def sources_of(paths: Mapping[str, str]) -> dict[str, dict[str, str]]:
@@ -274,6 +260,19 @@ def sources_of(paths: Mapping[str, str]) -> dict[str, dict[str, str]]:
             digest = hashlib.sha256(file.read_bytes()).hexdigest()
             sources[key] = {"path": text, "file": str(file), "sha256": digest}
     return sources
+
+
+def blamed(error: BaseException, paths: Mapping[str, str]) -> str | None:
+    """Return in one line what code that a config names has raised, and where; None where others raised it.
+
+    Args:
+        error: the exception.
+        paths: the import paths, by key.
+
+    """
+    files = {source["file"] for source in sources_of(paths).values()}
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
+    return f"{words_of(error)}, in line {frames[-1].lineno} of {frames[-1].filename}" if frames else None
 
 
 # ------------------------------------------------------------------------------------------------------ parts
@@ -469,3 +468,26 @@ def named_object(text: str, key: str) -> Any:
             "where it was begun, or name it by an import path such as mycode.py:Name"
         )
     return _objects[text]
+
+
+def function_named(text: str, key: str) -> Any:
+    """Return what a text names as something to call: of a class an object, made with the arguments of its path.
+
+    Args:
+        text: the name. See `named_object`.
+        key: of the config that it stands at, for the message.
+
+    Example:
+        >>> function_named("operator:itemgetter(1)", "loss")("abc")
+        'b'
+
+    """
+    value = named_object(text, key)
+    if not isinstance(value.func if isinstance(value, functools.partial) else value, type):
+        return value
+    try:
+        return value()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # somebody else's code, which may even call exit
+        raise ConfigError(f"{key} = {text!r} cannot be made: {words_of(error)}") from None

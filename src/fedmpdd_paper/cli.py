@@ -28,6 +28,8 @@ def reproduce(
     """Run what is missing of the paper's tables and figures, and put its numbers beside ours.
 
     What is done is used, what was interrupted goes on. How long it will take is said before it starts.
+
+    Example: fedmpdd reproduce mnist-iid-logistic --seeds 1 --methods fedsgd,mpdd:m=400
     """
     training()
     from fedmpdd_paper import catalogue
@@ -125,11 +127,17 @@ class ManyRounds:
 
 
 def verify(
-    parts: Annotated[list[str] | None, typer.Argument(help="Parts, like norms or inversion; default: all.")] = None,
+    parts: Annotated[
+        list[str] | None,
+        typer.Argument(help="Some of estimator, norms, averaging, convergence, inversion; default: all of them."),
+    ] = None,
     plot: Annotated[Path | None, typer.Option(help="Where to write a page with the curves of convergence.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure the paper's lemmas and theorems, with a verdict each: about a minute."""
+    """Measure the paper's lemmas and theorems, with a verdict each: about a minute.
+
+    Example: fedmpdd verify norms inversion
+    """
     from fedmpdd_paper.theory import convergence_page
     from fedmpdd_paper.theory import verify as measure
     from fedmpdd_paper.theory.claims import JOINT_LEVEL

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import fedmpdd as fm
-from fedmpdd.errors import ConfigError, FedmpddError
+from fedmpdd.errors import ConfigError, FedmpddError, RunError
 from fedmpdd.front import simulate
 from fedmpdd.front.callbacks import EarlyStopping
 from fedmpdd.runs.driver import AfterRound, Callback
@@ -239,6 +239,20 @@ def test_a_folder_is_a_run_like_any_other(tmp_path: Path) -> None:
     record = read_run(tmp_path / "run")
     assert record.history.evaluations == history.evaluations
     assert record.history.score == "r2"
+
+
+def test_a_folder_is_gone_on_with_by_the_same_settings_and_more_rounds(tmp_path: Path) -> None:
+    whole = simulate(regression(), CODEC, **{**SETTINGS, "rounds": 9})
+    simulate(regression(), CODEC, **SETTINGS, out=tmp_path / "run")
+    longer = simulate(regression(), CODEC, **{**SETTINGS, "rounds": 9}, out=tmp_path / "run")
+    assert (parameters(longer) == parameters(whole)).all()
+    for settings, word in (
+        ({"lr": 0.2}, r"a run with other settings, lr: 0\.1 → 0\.2; a run goes on with its own, but for rounds"),
+        ({"rounds": 8}, r"rounds = 8, and .* has 9 already"),
+        ({"schedule": "cosine", "rounds": 9}, r"schedule\.kind: constant → cosine, schedule\.rounds: 0 → 9"),
+    ):
+        with pytest.raises(RunError, match=word):
+            simulate(regression(), CODEC, **{**SETTINGS, "rounds": 9, **settings}, out=tmp_path / "run")
 
 
 BAD: dict[str, tuple[Any, str]] = {

@@ -18,12 +18,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from fedmpdd import documents
 from fedmpdd.errors import GradientError, InputError, RunError
 from fedmpdd.runs import folders
 from fedmpdd.runs.folders import Run, free_folder
-from fedmpdd.runs.history import read_config, read_metrics
+from fedmpdd.runs.history import read_config, read_metrics, read_run
 from fedmpdd.server import checkpoints
 from fedmpdd.simulation import parse_config
+from fedmpdd.simulation.replay import replay
 from tests.simulation.test_engine import BASE
 
 CONFIG = parse_config(
@@ -105,11 +107,17 @@ def test_damaged_or_foreign_folders_are_refused(tmp_path: Path) -> None:
         Run.resume(folder)
 
 
+def edit(folder: Path, *, forget: bool = False, **changed: Any) -> None:
+    """Write other settings into config.json; and forget what starts noted of it, as those of earlier versions do."""
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text(encoding="utf-8")), **changed}), encoding="utf-8")
+    if forget:
+        (folder / "environment.json").unlink()
+
+
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     Run.create(tmp_path / "run", CONFIG).train()
-    config = json.loads((tmp_path / "run" / "config.json").read_text(encoding="utf-8"))
-    config["model"] = "lenet"
-    (tmp_path / "run" / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    edit(tmp_path / "run", model="lenet", forget=True)
     with pytest.raises(RunError, match="of another model"):
         Run.resume(tmp_path / "run")
 
@@ -135,17 +143,86 @@ def test_a_checkpoint_of_another_run_is_refused_by_its_config(tmp_path: Path) ->
     for name, lr in (("one", 0.2), ("other", 0.3)):
         Run.create(tmp_path / name, CONFIG.model_copy(update={"lr": lr})).train()
     (tmp_path / "other" / "checkpoint.safetensors").replace(tmp_path / "one" / "checkpoint.safetensors")
-    with pytest.raises(RunError, match=r"of another run: it was made with lr = 0\.3, and config\.json says 0\.2"):
+    with pytest.raises(RunError, match=r"of another run: .*lr: 0\.3 → 0\.2 in config\.json"):
         Run.resume(tmp_path / "one")
 
 
-def test_settings_that_change_no_round_may_change(tmp_path: Path) -> None:
+@pytest.mark.parametrize("journal", [False, True])
+def test_rounds_may_be_raised_and_give_the_model_of_a_longer_run(tmp_path: Path, journal: bool) -> None:
+    folder = tmp_path / "run"
+    config = CONFIG.model_copy(update={"journal": journal})
+    Run.create(folder, config).train()
+    whole = Run.create(tmp_path / "whole", config.model_copy(update={"rounds": 14})).train()
+    assert Run.resume(folder, rounds=14, evaluate_every=2).train()["model_sha256"] == whole["model_sha256"]
+    assert (read_config(folder).rounds, read_config(folder).evaluate_every) == (14, 2)
+    assert Run.resume(folder).train()["rounds"] == 14
+    if journal:
+        assert replay(folder).matches
+    with pytest.raises(RunError, match=r"rounds = 13, and .* has 14 already; give at least as many"):
+        Run.resume(folder, rounds=13)
+    with pytest.raises(RunError, match=r"lr = 0\.5 cannot be given to .*: a run goes on with its own settings"):
+        Run.resume(folder, lr=0.5)
+
+
+@pytest.mark.parametrize("kept", ["checkpoint.safetensors", "journal.fmpj", "metrics.jsonl"])
+def test_a_config_that_was_changed_is_refused_by_what_changed(tmp_path: Path, kept: str) -> None:
+    """Whatever else is in the folder: a checkpoint, a journal, or neither."""
+    folder = tmp_path / "run"
+    Run.create(folder, CONFIG.model_copy(update={"journal": kept == "journal.fmpj"})).train()
+    for name in {"checkpoint.safetensors", "summary.json"} - {kept}:
+        (folder / name).unlink()
+    edit(folder, codec={"name": "mpdd", "m": 32}, rounds=14)
+    with pytest.raises(RunError, match=r"config\.json was changed .*rounds: 12 → 14, codec\.m: 64 → 32; put back"):
+        Run.resume(folder)
+    with pytest.raises(RunError, match=r"config\.json was changed"):
+        read_run(folder)  # a page would label it with what it was not trained with
+
+
+@pytest.mark.parametrize("journal", [False, True])
+def test_folders_of_earlier_versions_are_checked_by_what_they_hold(tmp_path: Path, journal: bool) -> None:
+    folder = tmp_path / "run"
+    whole = Run.create(folder, CONFIG.model_copy(update={"journal": journal})).train()
+    edit(folder, forget=True, codec={"name": "mpdd", "m": 32})
+    with pytest.raises(RunError, match=r"codec\.m: 64 → 32"):
+        Run.resume(folder)
+    edit(folder, codec={"name": "mpdd", "m": 64})
+    assert Run.resume(folder).train() == whole
+
+
+def test_a_kill_while_rounds_are_raised_leaves_a_run_to_go_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "run"
     Run.create(folder, CONFIG).train()
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    (folder / "config.json").write_text(json.dumps({**config, "rounds": 14, "evaluate_every": 2}), encoding="utf-8")
-    whole = Run.create(tmp_path / "whole", CONFIG.model_copy(update={"rounds": 14})).train()
-    assert Run.resume(folder).train()["model_sha256"] == whole["model_sha256"]
+    written = documents.write_json
+
+    def killed(path: Path, document: Any) -> None:
+        if path.name == "config.json":
+            raise KeyboardInterrupt
+        written(path, document)
+
+    monkeypatch.setattr(folders, "write_json", killed)
+    with pytest.raises(KeyboardInterrupt):
+        Run.resume(folder, rounds=14).train()
+    monkeypatch.undo()
+    assert Run.resume(folder).train()["rounds"] == 12
+    assert Run.resume(folder, rounds=14).train()["rounds"] == 14
+
+
+def test_a_resume_says_when_code_of_ones_own_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "changing_net.py").write_text("from tests.tasks.test_models import Tiny", encoding="utf-8")
+    Run.create(tmp_path / "run", CONFIG.model_copy(update={"model": "changing_net.py:Tiny"})).train()
+    (start,) = json.loads((tmp_path / "run" / "environment.json").read_text(encoding="utf-8"))
+    assert start["sources"]["model"]["path"] == "changing_net.py:Tiny"
+    Run.resume(tmp_path / "run", trust_imports=True).train()
+    assert "has other code" not in caplog.text
+    with (tmp_path / "changing_net.py").open("a", encoding="utf-8") as file:
+        file.write("# changed\n")
+    Run.resume(tmp_path / "run", trust_imports=True).train()
+    assert "changing_net.py, which holds model, has other code" in caplog.text
 
 
 def unsealed(folder: Path, next_round: str) -> None:

@@ -12,6 +12,7 @@ import typer
 
 import fedmpdd
 from fedmpdd.cli import audit, compare, data, demo, epsilon, meter, plan, replay, report, run
+from fedmpdd.cli.shared import Command
 from fedmpdd.display import messages
 from fedmpdd.errors import FedmpddError, InputError
 
@@ -33,7 +34,7 @@ for command in (
     meter.meter,
     epsilon.epsilon,
 ):
-    app.command()(command)
+    app.command(cls=Command)(command)
 
 
 def _print_version(wanted: bool) -> None:
@@ -54,7 +55,7 @@ def _options(
 def add_plugins() -> None:
     """Add the commands of packages that announce some: entry points of the group `fedmpdd.commands`."""
     for point in entry_points(group="fedmpdd.commands"):
-        app.command(point.name)(point.load())
+        app.command(point.name, cls=Command)(point.load())
 
 
 def main() -> None:

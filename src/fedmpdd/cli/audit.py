@@ -25,7 +25,10 @@ def audit(
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Attack the updates of a config, and say what an attacker really gets."""
+    """Attack the updates of a config, and say what an attacker really gets.
+
+    Example: fedmpdd audit audit-mnist --codecs fedsgd,mpdd:m=400 --run runs/demo-001
+    """
     training()
     from fedmpdd.privacy.audit import PAGE, run_audit
     from fedmpdd.privacy.config import load_audit

@@ -21,7 +21,10 @@ def compare(
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Train the same federation once per codec, and tabulate accuracy, rounds and bytes."""
+    """Train the same federation once per codec, and tabulate accuracy, rounds and bytes.
+
+    Example: fedmpdd compare demo rounds=200 --codecs fedsgd,mpdd:m=400:bits=1 --target 0.8
+    """
     chosen = [text.strip() for text in codecs.split(",") if text.strip()]
     goals = {"target": target, "budget": budget}
     rows = side_by_side(config, overrides, chosen, out, goals, stop_at_target=stop_at_target, data_dir=data_dir)

@@ -7,12 +7,20 @@ import typer
 from fedmpdd.cli.shared import DataDir, Json, output, print_json
 from fedmpdd.display import download_progress, messages, table
 
-app = typer.Typer(help="Datasets: what there is, where it is, how to get it.", no_args_is_help=True)
+app = typer.Typer(
+    help="Datasets: what there is, where it is, how to get it. They lie in --data-dir, or else in the folder that the "
+    "variable FEDMPDD_DATA names, or else in ~/.cache/fedmpdd/data; each has a folder there, such as mnist/.\n\n"
+    "Example: FEDMPDD_DATA=~/datasets fedmpdd data check mnist",
+    no_args_is_help=True,
+)
 
 
 @app.command("list")
 def data_list(data_dir: DataDir = None, as_json: Json = False) -> None:
-    """Show the datasets, and which are here."""
+    """Show the datasets, and which are here.
+
+    Example: fedmpdd data list
+    """
     from fedmpdd.tasks.data import DATASETS, data_folder
 
     folder = data_folder(data_dir)
@@ -32,7 +40,10 @@ def data_list(data_dir: DataDir = None, as_json: Json = False) -> None:
 def data_fetch(
     name: Annotated[str, typer.Argument(help="A dataset, or all.")], data_dir: DataDir = None, as_json: Json = False
 ) -> None:
-    """Download a dataset from its official mirror, checked by SHA-256."""
+    """Download a dataset from its official mirror, checked by SHA-256.
+
+    Example: fedmpdd data fetch fashion-mnist --data-dir ~/datasets
+    """
     from fedmpdd.tasks.data import data_folder, sources_named
     from fedmpdd.tasks.data.fetch import fetch
 
@@ -53,7 +64,10 @@ def data_check(
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Look at every file of a dataset and load it; exit status 1 if something is damaged."""
+    """Look at every file of a dataset and load it; exit status 1 if something is damaged.
+
+    Example: fedmpdd data check mnist
+    """
     from fedmpdd.tasks.data import data_folder, sources_named
     from fedmpdd.tasks.data.fetch import check
 

@@ -21,7 +21,10 @@ def demo(
     out: Annotated[Path, typer.Option("--out", "-o", help="Where to write the page.")] = Path("fedmpdd-demo.html"),
     as_json: Json = False,
 ) -> None:
-    """Train on real digits with FedSGD, FedMPDD and one-bit hadamard: under two minutes, no download."""
+    """Train on real digits with FedSGD, FedMPDD and one-bit hadamard: under two minutes, no download.
+
+    Example: fedmpdd demo --out page.html
+    """
     rows = side_by_side(CONFIG, None, CODECS, out, {"target": TARGET})
     output(as_json).print(comparison_table(rows, TARGET, None))
     output(as_json).print(f"page: {out.resolve().as_uri()}", soft_wrap=True)

@@ -20,7 +20,10 @@ def meter(
     log: Annotated[Path | None, typer.Option(help="Where to write every request, as JSON lines.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Count what SuperNodes and SuperLink say to each other: point each node at a port here, stop with Ctrl-C."""
+    """Count what SuperNodes and SuperLink say to each other: point each node at a port here, stop with Ctrl-C.
+
+    Example: fedmpdd meter --superlink 127.0.0.1:9092 --port 9101 --port 9102
+    """
     import asyncio
 
     try:

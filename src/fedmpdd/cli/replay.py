@@ -5,26 +5,30 @@ from typing import Annotated
 
 import typer
 
-from fedmpdd.cli.shared import Json, TrustedModel, TrustImports, print_json, training, trusted_models
+from fedmpdd.cli.shared import Json, TrustedPaths, TrustImports, print_json, training, trust_and_settings
 from fedmpdd.display import share_display
+from fedmpdd.errors import RunError
 
 
 def replay(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder with a journal.")],
-    given: TrustedModel = None,
+    given: TrustedPaths = None,
     until: Annotated[int | None, typer.Option(min=0, help="The model after so many rounds; default: all.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto; the model is the same.")] = "cpu",
     model: Annotated[Path | None, typer.Option(help="Also write the model to this .safetensors file.")] = None,
     trust_imports: TrustImports = False,
     as_json: Json = False,
 ) -> None:
-    """Rebuild a model from its journal, bit for bit; exit status 1 if it is not the one that was trained."""
+    """Rebuild a model from its journal, bit for bit; exit status 1 if it is not the one that was trained.
+
+    Example: fedmpdd replay runs/demo-001 --until 50 --model round-50.safetensors
+    """
     training()
     from fedmpdd.simulation import replay as journal
 
-    trusted = trusted_models(
-        given or [], trust_imports, "replay takes no changes: give at most model=PATH, to trust it"
-    )
+    trusted, settings = trust_and_settings(given or [], trust_imports)
+    if settings:
+        raise RunError(f"replay takes no changes, such as {next(iter(settings))}: give at most import paths to trust")
     with share_display(f"replay of {run_folder}") as show:
         rebuilt = journal.replay(run_folder, until=until, device=device, on_progress=show, trust_imports=trusted)
     if model is not None:

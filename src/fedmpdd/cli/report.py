@@ -20,7 +20,10 @@ def report(
     budget: Annotated[list[int] | None, typer.Option(help="Uplink bytes to stay within; may be repeated.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Make one page of runs and audits: curves, tables, reconstructions, and what was run."""
+    """Make one page of runs and audits: curves, tables, reconstructions, and what was run.
+
+    Example: fedmpdd report runs/ audits/ --target 0.6 --out page.html
+    """
     training()
     from fedmpdd.pages.builder import check_page
     from fedmpdd.report import Goals, collect, tables, write_report

@@ -10,10 +10,11 @@ from fedmpdd.cli.shared import (
     Json,
     Overrides,
     TrustImports,
+    blame_on_own_code,
     print_json,
     said_how_to_go_on,
     training,
-    trusted_models,
+    trust_and_settings,
 )
 from fedmpdd.display import messages, readable_bytes, round_display
 from fedmpdd.errors import ConfigError, RunError
@@ -29,20 +30,29 @@ def run(
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard events.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Train once, into a run folder that can be killed and resumed at any moment."""
+    """Train once, into a run folder that can be killed and resumed at any moment.
+
+    Model, dataset, loss, metrics and codec may be of your own, by import path: a module, or a file of this folder.
+
+    Example: fedmpdd run demo "model=mynet.py:Net(width=32)" codec.name=mycodec.py:Mine codec.m=3
+
+    Example: fedmpdd run --resume runs/demo-001 rounds=300 --trust-imports
+    """
     runs = training()
     from fedmpdd.runs.driver import TensorBoard, progress
+    from fedmpdd.runs.settings import check_free
 
     if tensorboard:
         TensorBoard.check()
     if resume is not None:
         given = [] if config is None else [config, *(overrides or [])]
-        problem = f"--resume {resume} goes on with the config of that run; give no CONFIG, changes or --out"
-        if out is not None:
-            raise RunError(problem)
-        current = runs.Run.resume(resume, data_dir, trust_imports=trusted_models(given, trust_imports, problem))
+        if out is not None or "=" not in (config or "="):
+            raise RunError(f"--resume {resume} goes on with the config of that run; give no CONFIG and no --out")
+        trusted, settings = trust_and_settings(given, trust_imports)
+        check_free(resume, settings)
+        current = runs.Run.resume(resume, data_dir, trust_imports=trusted, **settings)
     elif trust_imports:
-        raise ConfigError("--trust-imports is for --resume; the model of a config that you name is yours to trust")
+        raise ConfigError("--trust-imports is for --resume; the code that a config of yours names is yours to trust")
     elif config is None:
         raise ConfigError("name a config, like `fedmpdd run lenet-fmnist`, or a run to --resume")
     else:
@@ -52,12 +62,14 @@ def run(
     messages.print(f"run folder: {current.folder}")
     events = [TensorBoard(current.folder / "tensorboard")] if tensorboard else []
     how_to_go_on = f"stopped; go on with: fedmpdd run --resume {current.folder}"
-    with round_display() as start, said_how_to_go_on(how_to_go_on):
+    own_code = blame_on_own_code(current.config.model_dump(mode="json"))
+    with round_display() as start, said_how_to_go_on(how_to_go_on), own_code:
         show = start(current.folder.name, current.config.rounds, current.federation.next_round)
         summary = current.train(callbacks=[progress(show), *events])
     if as_json:
         print_json(summary)
         return
-    accuracy = "not evaluated" if summary["accuracy"] is None else f"{summary['accuracy']:.2%}"
-    print(f"{summary['rounds']} rounds, accuracy {accuracy}, uplink {readable_bytes(summary['uplink_bytes'])}")
+    score, value = current.config.score.removeprefix("-"), summary["accuracy"]
+    reached = "not evaluated" if value is None else f"{value:.2%}" if score == "accuracy" else f"{value:.4g}"
+    print(f"{summary['rounds']} rounds, {score} {reached}, uplink {readable_bytes(summary['uplink_bytes'])}")
     print(f"model sha256 {summary['model_sha256']}")

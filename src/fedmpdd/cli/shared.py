@@ -7,22 +7,26 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
+import click
 import typer
 from rich.console import Console
+from typer.core import TyperCommand
 
 from fedmpdd.display import messages
-from fedmpdd.errors import MissingDependencyError, RunError
+from fedmpdd.documents import parse_override
+from fedmpdd.errors import ConfigError, FedmpddError, MissingDependencyError
+from fedmpdd.imports import Trust, blamed, import_paths
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document; everything else goes to standard error.")]
 Config = Annotated[str, typer.Argument(help="A TOML file, or a shipped name such as demo or lenet-fmnist.")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="Changes, like codec.m=400.")]
 TrustImports = Annotated[
     bool,
-    typer.Option("--trust-imports", help="Import and call the model that the folder names, like package.module:Net."),
+    typer.Option("--trust-imports", help="Import and run the code that the folder names, like model=mynet.py:Net."),
 ]
-TrustedModel = Annotated[
+TrustedPaths = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[model=PATH]", help="The import path that the folder must name; then it is trusted."),
+    typer.Argument(metavar="[key=PATH]...", help="Import paths that the folder names, like model=mynet.py:Net."),
 ]
 DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Folder with the datasets; default: FEDMPDD_DATA.")]
 
@@ -62,9 +66,54 @@ def said_how_to_go_on(text: str) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def trusted_models(given: list[str], trust_imports: bool, problem: str) -> bool | str:
-    """Return what may be imported: anything, the model that was given by its path, or nothing."""
-    paths = {text.removeprefix("model=") for text in given if text.startswith("model=")}
-    if len(paths) != len(given):
-        raise RunError(problem)
-    return trust_imports or (paths.pop() if paths else False)
+@contextmanager
+def blame_on_own_code(table: dict[str, Any]) -> Iterator[None]:
+    """Turn what code of the user's raises, which a config names, into one line: a traceback shows mostly our files."""
+    try:
+        yield
+    except FedmpddError:
+        raise
+    except Exception as error:
+        line = blamed(error, import_paths(table))
+        if line is None:
+            raise
+        raise ConfigError(f"code that the config names has failed: {line}") from error
+
+
+def trust_and_settings(given: list[str], trust_imports: bool) -> tuple[Trust, dict[str, Any]]:
+    """Part what was given beside a folder: import paths by key, which are trusted then, and other settings."""
+    settings = dict(parse_override(text) for text in given)
+    paths = import_paths(settings)
+    return trust_imports or paths, {key: value for key, value in settings.items() if key not in paths}
+
+
+class Command(TyperCommand):
+    """A command that says, of an option that it lacks and a config has, how that is written."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """See click.Command."""
+        words = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            meant = _override_meant(error.option_name, words)
+            if meant is None or "overrides" not in [parameter.name for parameter in self.params]:
+                raise
+            problem = f"there is no option {error.option_name}; settings of a config have no dashes: write {meant}"
+            raise ConfigError(problem) from None
+
+
+def _override_meant(option: str, words: list[str]) -> str | None:
+    """The change to a config that somebody wrote as an option."""
+    try:
+        from fedmpdd.simulation.config import settings_named
+    except ModuleNotFoundError:  # what trains is not installed
+        return None
+    key = next(iter(settings_named(option.strip("-").replace("-", "_"))), None)
+    if key is None:
+        return None
+    place = next(number for number, word in enumerate(words) if word.partition("=")[0] == option)
+    _, equals, value = words[place].partition("=")
+    if not equals and place + 1 < len(words) and not words[place + 1].startswith("--"):
+        value = words[place + 1]
+    return f"{key}={value or '…'}"

@@ -8,17 +8,21 @@ its import path, or registered under its own name:
     class Mine(Codec):
         name: ClassVar[str] = "mine"
         ...
+
+Messages of a network, such as Flower's, name codecs by their registered names alone: what comes from outside never
+imports anything.
 """
 
 import importlib
 import inspect
 import pkgutil
-from dataclasses import fields
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from fedmpdd.codecs.base import Codec
 from fedmpdd.errors import CodecError, InputError
+from fedmpdd.imports import import_path_of, is_named, name_object, named_object, words_of
 
 C = TypeVar("C", bound=type[Codec])
 
@@ -37,6 +41,10 @@ def register(codec: C) -> C:
     name, code = getattr(codec, "name", None), codec.code
     if not isinstance(name, str) or not name or set(name) & set(":=, "):
         raise CodecError(f"{codec.__name__} has name = {name!r}; expected a word without colon, comma, = and space")
+    if not is_dataclass(codec) or codec.__hash__ is None:
+        raise CodecError(
+            f"{codec.__name__} is no frozen dataclass; write @dataclass(frozen=True) right above its class"
+        )
     for other in CODECS.values():
         if other.__qualname__ == codec.__qualname__ and other.__module__ == codec.__module__:
             continue  # the same class, imported anew
@@ -57,20 +65,71 @@ def self_contained_codecs() -> dict[int, type[Codec]]:
     return {codec.code: codec for codec in CODECS.values() if codec.self_contained}
 
 
+def parameter_names(codec: type[Codec]) -> list[str]:
+    """Return the names of a codec's parameters; shapes are none, they come from the model."""
+    # Codecs are dataclasses, which their base class cannot say.
+    return [field.name for field in fields(codec) if field.init and field.name != "shapes"]  # type: ignore[arg-type]
+
+
 def make_codec(name: str, parameters: dict[str, Any]) -> Codec:
-    """Return a codec by its name and parameters, as configs and messages have them."""
-    if name not in CODECS:
-        raise CodecError(f"name = {name!r} is unknown; use one of {', '.join(CODECS)}")
-    codec = CODECS[name]
-    # Codecs are dataclasses, which their base class cannot say; shapes come from the model.
-    known = [field.name for field in fields(codec) if field.name != "shapes"]  # type: ignore[arg-type]
+    """Return a codec by its registered name and parameters, as configs and messages have them; nothing is imported."""
+    codec = _registered(name)
+    known = parameter_names(codec)
     for key in parameters:
         if key not in known:
             raise CodecError(f"{name} has no parameter {key!r}; it has {', '.join(known) or 'none'}")
+    missing = [key for key in known if key not in parameters and _is_required(codec, key)]
+    if missing:
+        raise CodecError(
+            f"{name} needs {' and '.join(missing)}; write {':'.join([name, *(f'{key}=…' for key in missing)])}"
+        )
+    # Configs and messages have lists where Python has tuples.
+    values = {key: tuple(value) if isinstance(value, list) else value for key, value in parameters.items()}
     try:
-        return codec(**parameters)
+        return codec(**values)
     except (InputError, TypeError) as error:
         raise CodecError(str(error).replace(f"{codec.__name__}.__init__()", name)) from None
+    except Exception as error:  # of somebody else's class
+        raise CodecError(f"{name} cannot be made: {words_of(error)}") from None
+
+
+def codec_named(name: str) -> type[Codec]:
+    """Return the class that a config names, registered; an import path is followed, and its code runs.
+
+    Args:
+        name: a registered name, or an import path without arguments such as mycodec.py:Mine.
+
+    """
+    if not is_named(name):
+        return _registered(name)
+    value = named_object(name, "codec.name")
+    if not inspect.isclass(value) or not issubclass(value, Codec):
+        raise CodecError(f"name = {name!r} is {value!r:.60}; expected a class that derives from fedmpdd.Codec")
+    return register(value)
+
+
+def config_name_of(codec: type[Codec]) -> str:
+    """Return the name by which configs speak of a codec: of one of somebody's own, a path that leads to its class.
+
+    A registered name would be of no use where nobody has imported the file that registers it.
+    """
+    if codec.__module__.startswith("fedmpdd.") and CODECS.get(codec.name) is codec:
+        return codec.name
+    return import_path_of(codec) or name_object(codec)
+
+
+def _is_required(codec: type[Codec], name: str) -> bool:
+    field = next(field for field in fields(codec) if field.name == name)  # type: ignore[arg-type]
+    return field.default is MISSING and field.default_factory is MISSING
+
+
+def _registered(name: str) -> type[Codec]:
+    if name in CODECS:
+        return CODECS[name]
+    raise CodecError(
+        f"name = {name!r} is unknown; use one of {', '.join(CODECS)}; one of your own is named by its import path, "
+        "like mycodec.py:Mine, or by its name once the module that registers it was imported"
+    )
 
 
 def _discover() -> None:

@@ -295,12 +295,12 @@ class FedMPDD(FedAvg):
         codec = self.codec
         assert codec is not None
         assert self._layout is not None
-        values = {"name": codec.name, **(codec.model_extra or {})}
+        name, parameters = codec.registered()
         protection = codec.protection()
         given = {} if protection is None else {name: getattr(protection, name) for name in _PROTECTION}
         return RoundInstructions(
             k,
-            values,
+            {"name": name, **parameters},
             self._layout,
             self.returns,
             error_feedback=codec.error_feedback,

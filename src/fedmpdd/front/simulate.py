@@ -65,7 +65,8 @@ def simulate(
             that of plain descent.
         schedule: "constant", "cosine" or "linear" over all rounds, a Schedule, or a function from the number of a round
             to a factor of the step size.
-        out: a run folder, which is gone on with if it is there; None to keep nothing on the disk.
+        out: a run folder, which is gone on with if it is there: with the same settings, and as many rounds or more.
+            None to keep nothing on the disk.
         callbacks: see `fedmpdd.callbacks`.
         progress: whether to show a bar on standard error.
         settings: any other key of a config, docs/federation.md: local_steps=5, evaluate_every=10, device="cuda", …; and
@@ -224,9 +225,7 @@ def _schedule(schedule: Any, rounds: int) -> dict[str, Any]:
 
 def _run_at(folder: Path, config: RunConfig) -> Run:
     """The run of a folder, made or gone on with; the config leads to the task by its name."""
-    if folder.exists():
-        return Run.resume(folder, trust_imports=True)
-    return Run.create(folder, config)
+    return Run.resume_with(folder, config) if folder.exists() else Run.create(folder, config)
 
 
 def _unknown(key: str) -> str:

@@ -7,7 +7,6 @@ from typing import Any
 
 from fedmpdd.pages.words import NOTHING, flatten
 from fedmpdd.simulation.config import RunConfig
-from fedmpdd.uplink.codec_config import codec_words
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,4 @@ def identity(config: RunConfig, **changed: Any) -> str:
 
 def codec_text(config: RunConfig) -> str:
     """The codec in the words of `fedmpdd compare --codecs`, all that is not default included."""
-    codec = config.codec
-    values = codec.model_dump(mode="json", exclude_defaults=True, exclude={"name"})
-    names = sorted(values, key=lambda key: key in type(codec).model_fields)  # the codec's own parameters come first
-    return codec_words(codec.name, {key: values[key] for key in names})
+    return config.codec.words()

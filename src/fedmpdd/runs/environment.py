@@ -55,11 +55,20 @@ def environment() -> dict[str, Any]:
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Say what may change bits and is not as it was, in words; what an earlier version did not note is left out."""
+    files = {key: source["file"] for key, source in now.get("sources", {}).items()}
+    changed = [key for key in files if _digest(before, key) not in (None, _digest(now, key))]
     return [
         f"{key} was {before[key]!r:.200}, is {now[key]!r:.200}"
         for key in CHANGE_BITS
         if key in before and before[key] != now[key]
-    ]
+    ] + [f"{files[key]}, which holds {key}, has other code" for key in changed]
+
+
+def _digest(start: dict[str, Any], key: str) -> str | None:
+    """The hash of the file that a key of the config was imported from, None where none was noted."""
+    sources = start.get("sources")
+    source = sources.get(key) if isinstance(sources, dict) else None
+    return source.get("sha256") if isinstance(source, dict) else None
 
 
 def _version(package: str) -> str:

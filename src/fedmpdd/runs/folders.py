@@ -1,7 +1,7 @@
 """Run folders: what was run, how it went, and how to go on after any interruption.
 
     RUN/config.json              the resolved config; its presence makes the folder a run
-    RUN/environment.json         versions and machine, one entry per start
+    RUN/environment.json         versions, machine, config and files of one's own, one entry per start
     RUN/metrics.jsonl            one line per round
     RUN/journal.fmpj             one record per round, where the config asks for it (docs/journal.md)
     RUN/checkpoint.safetensors   model and server state after some round
@@ -24,21 +24,21 @@ import torch
 
 from fedmpdd.documents import parse_json, sync_folder, write_json, write_text
 from fedmpdd.errors import ConfigError, DocumentError, JournalError, RunError
-from fedmpdd.imports import Trust
+from fedmpdd.imports import Trust, import_paths, sources_of
 from fedmpdd.runs import driver
 from fedmpdd.runs.environment import differences, environment
 from fedmpdd.runs.history import CONFIG, ENVIRONMENT, METRICS, SUMMARY, History, problem_of, read_config, read_starts
 from fedmpdd.runs.history import read_metrics as read_metrics
+from fedmpdd.runs.settings import changes, check_same_run, fixed, in_words, noted, with_changes
 from fedmpdd.server import checkpoints
 from fedmpdd.simulation.config import RunConfig, parse_config
 from fedmpdd.simulation.engine import Federation, RoundMetrics, make_federation
-from fedmpdd.simulation.journal import JOURNAL, Journal, JournalReader
+from fedmpdd.simulation.journal import JOURNAL, Header, Journal, JournalReader
 from fedmpdd.simulation.replay import ANOTHER_START, model_sha256
 
 CHECKPOINT, LOCK = "checkpoint.safetensors", ".lock"
 
 _UNSEALED_NOTES = ("next_round",)  # of checkpoints of versions that did not seal them
-_FREE_SETTINGS = ("device", "rounds", "evaluate_every", "checkpoint_every")  # change nothing that a round computes
 
 _log = logging.getLogger("fedmpdd")
 
@@ -103,13 +103,39 @@ class Run:
         return run
 
     @classmethod
-    def resume(cls, folder: Path, data_dir: Path | None = None, *, trust_imports: Trust = False) -> "Run":
+    def resume(
+        cls, folder: Path, data_dir: Path | None = None, *, trust_imports: Trust = False, **settings: Any
+    ) -> "Run":
         """Open a run folder where its journal ends, or where its last checkpoint left it if it keeps none.
 
-        folder: the run. data_dir: where the datasets are. trust_imports: whether the code that the folder names may be
-        imported and called: True, or the import paths that may. What is of this package needs neither.
+        Args:
+            folder: the run.
+            data_dir: where the datasets are.
+            trust_imports: whether the code that the folder names may be imported and called: True, or the import paths
+                that may. What is of this package needs neither.
+            settings: what may change in a run: rounds, evaluate_every, checkpoint_every, device.
+
+        Example:
+            >>> Run.resume(Path("runs/demo-001"), rounds=300).train()  # doctest: +SKIP
+
         """
-        config = read_config(folder, trust_imports)
+        return cls._at(folder, with_changes(folder, read_config(folder, trust_imports), settings), data_dir)
+
+    @classmethod
+    def resume_with(cls, folder: Path, config: RunConfig) -> "Run":
+        """Open a run folder by a config that somebody else made; `resume` says what of it may differ."""
+        kept = read_config(folder)
+        check_same_run(folder, kept, config)
+        return cls._at(folder, config.model_copy(update={"device": kept.device} if config.device == "auto" else {}))
+
+    @classmethod
+    def _at(cls, folder: Path, config: RunConfig, data_dir: Path | None = None) -> "Run":
+        done = sum(1 for _ in read_metrics(folder))
+        if done > config.rounds:
+            raise RunError(
+                f"rounds = {config.rounds}, and {folder} has {done} already; give at least as many, or choose another "
+                "folder"
+            )
         lock = FolderLock(folder)
         run = cls(folder, config, make_federation(config, data_dir), lock)
         if config.journaled:
@@ -147,10 +173,12 @@ class Run:
 
     def _begin_as(self, reader: JournalReader) -> None:
         """Begin with the initial model of a journal, which may not be the one that this machine makes."""
-        ours, theirs = _essence(self.federation.journal_header._asdict()), _essence(reader.header._asdict())
+        ours, theirs = _read(self.federation.journal_header), _read(reader.header)
         start, journal_start = ours.pop("model_sha256"), theirs.pop("model_sha256")
+        if other := fixed(changes(theirs.pop("config"), ours.pop("config"))):
+            raise JournalError(f"{reader.path} is the journal of another run: {in_words(other)}; put back what it was")
         if ours != theirs:
-            raise JournalError(f"{reader.path} is the journal of another run: its config or its examples differ")
+            raise JournalError(f"{reader.path} is the journal of another run: its examples differ")
         initial = reader.initial_model()
         if initial is not None:
             self.federation.begin_at(torch.from_numpy(initial))
@@ -245,7 +273,8 @@ class Run:
     def _note_environment(self) -> None:
         path = self.folder / ENVIRONMENT
         starts = read_starts(self.folder, "delete it and resume")
-        here = environment()
+        kept, table = read_config(self.folder), self.config.model_dump(mode="json")
+        here = {**environment(), **noted(self.config), "sources": sources_of(import_paths(table))}
         if starts and (changed := differences(starts[-1], here)):
             _log.warning(
                 "%s: since the last start what may change bits has changed: %s; rounds from here on may differ from "
@@ -254,6 +283,8 @@ class Run:
                 "; ".join(changed),
             )
         write_json(path, [*starts, {"from_round": self.federation.next_round, **here}])
+        if changes(kept, self.config):
+            write_json(self.folder / CONFIG, table)
 
 
 def read_checkpoint(
@@ -271,28 +302,23 @@ def read_checkpoint(
 def _check_config(path: Path, config: RunConfig, text: str) -> None:
     """Raise RunError if a checkpoint was made with another config, but for settings that change no round."""
     try:
-        made_with = parse_config(parse_json(text)).model_dump(mode="json")
+        made_with = parse_config(parse_json(text), follow_imports=False)
     except (DocumentError, ConfigError) as error:
         raise RunError(f"{path} was made with a config that cannot be read: {error}; {_remedy(path)}") from None
-    now = config.model_dump(mode="json")
-    for key in now:
-        if key not in _FREE_SETTINGS and made_with[key] != now[key]:
-            raise RunError(
-                f"{path} is of another run: it was made with {key} = {made_with[key]!r:.60}, and {CONFIG} says "
-                f"{now[key]!r:.60}; put back what it was, or {_remedy(path)}"
-            )
+    if other := fixed(changes(made_with, config)):
+        raise RunError(
+            f"{path} is of another run: it was made with another config, {in_words(other)} in {CONFIG}; put back what "
+            f"it was, or {_remedy(path)}"
+        )
 
 
 def _remedy(path: Path) -> str:
     return f"delete it to start the run again: rm {path}"
 
 
-def _essence(header: dict[str, Any]) -> dict[str, Any]:
-    """What of a journal's header must agree: it may be gone on with on another device, or by a later version.
-
-    A setting that came with that has its default, which is what the earlier version did.
-    """
-    return {**header, "config": parse_config({**header["config"], "device": "cpu"}).model_dump(mode="json")}
+def _read(header: Header) -> dict[str, Any]:
+    """A journal's header with its config checked; it may be of an earlier version, and nothing it names is imported."""
+    return {**header._asdict(), "config": parse_config(header.config, follow_imports=False)}
 
 
 def free_folder(config: str, below: Path = Path("runs")) -> Path:

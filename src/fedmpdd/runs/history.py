@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 from fedmpdd.documents import Expected, is_count, is_number, parse_json, problem_in, read_json
 from fedmpdd.errors import ConfigError, DocumentError, RunError
 from fedmpdd.imports import Trust, check_trust, import_paths
+from fedmpdd.runs.settings import check_unchanged, without_noted
 from fedmpdd.simulation.config import RunConfig, parse_config
 
 CONFIG, ENVIRONMENT, METRICS, SUMMARY = "config.json", "environment.json", "metrics.jsonl", "summary.json"
@@ -197,7 +198,7 @@ def read_run(folder: Path) -> RunRecord:
             f"{folder / METRICS} has {history.last.rounds} rounds, but {CONFIG} says rounds = {config.rounds}: one of "
             "them was changed; leave this folder out"
         )
-    return RunRecord(folder, config, history, tuple(starts), summary)
+    return RunRecord(folder, config, history, tuple(map(without_noted, starts)), summary)
 
 
 def read_history(folder: Path, score: str = "accuracy") -> tuple[History, dict[str, Any] | None]:
@@ -221,7 +222,7 @@ def read_history(folder: Path, score: str = "accuracy") -> tuple[History, dict[s
 
 
 def read_config(folder: Path, trust_imports: Trust | None = None) -> RunConfig:
-    """Return the resolved config of a run folder.
+    """Return the resolved config of a run folder, if it is what the run was trained with.
 
     trust_imports: what the config names may be imported then; None to read it alone, which imports nothing.
     """
@@ -230,9 +231,11 @@ def read_config(folder: Path, trust_imports: Trust | None = None) -> RunConfig:
         raise RunError(f"{folder} is not a run: it has no {CONFIG}; start one with fedmpdd run CONFIG --out {folder}")
     remedy = f"put back what it was, or delete {folder} and start the run again"
     values = read_json(path, remedy, largest=LARGEST_CONFIG)
+    config = parse_config(values, follow_imports=False)
+    check_unchanged(path, values, read_starts(folder, remedy))
     if trust_imports is None:
-        return parse_config(values, follow_imports=False)
-    check_trust(import_paths(values) if isinstance(values, dict) else {}, str(path), trust_imports)
+        return config
+    check_trust(import_paths(values), str(path), trust_imports)
     return parse_config(values)
 
 

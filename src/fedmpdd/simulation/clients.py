@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from fedmpdd.codecs import DeComFL, ScalarCodec
 from fedmpdd.directions import Key, direction
 from fedmpdd.errors import ConfigError, FedmpddError
+from fedmpdd.imports import words_of
 from fedmpdd.simulation import forward, sampling
 from fedmpdd.simulation.config import RunConfig
 from fedmpdd.simulation.layers import LayerGradients, handles
@@ -22,7 +23,7 @@ from fedmpdd.simulation.workers import Workers
 from fedmpdd.tasks.losses import logits_of
 from fedmpdd.tasks.objective import Objective
 from fedmpdd.tasks.randomness import ClientRandomness, visible_draws
-from fedmpdd.tasks.stores import Batch, Store, first_line
+from fedmpdd.tasks.stores import Batch, Store
 from fedmpdd.tasks.task import check_objective
 
 CHUNK_BYTES = 128 * 2**20  # per-client activations and gradients of one vectorised call stay about below this
@@ -156,7 +157,7 @@ class ClientStep:
             raise
         except Exception as error:  # somebody else's model
             raise ConfigError(
-                f"gradients = {self._config.gradients!r}: the model cannot be differentiated so: {first_line(error)}; "
+                f"gradients = {self._config.gradients!r}: the model cannot be differentiated so: {words_of(error)}; "
                 'try gradients = "loop"'
             ) from None
 
@@ -167,7 +168,7 @@ class ClientStep:
         except Exception as error:  # somebody else's model
             other = 'client = "backward"' if len(rows) == 1 else 'gradients = "loop", or client = "backward"'
             raise ConfigError(
-                f'client = "forward": PyTorch cannot differentiate the model forwards: {first_line(error)}; try {other}'
+                f'client = "forward": PyTorch cannot differentiate the model forwards: {words_of(error)}; try {other}'
             ) from None
 
     def _differences(self, flat: Tensor, work: Work) -> Computed:

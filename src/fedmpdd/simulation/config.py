@@ -19,7 +19,8 @@ from pydantic import (
     model_validator,
 )
 
-from fedmpdd.codecs import Codec
+from fedmpdd.codecs import CODECS, Codec
+from fedmpdd.codecs.registry import parameter_names
 from fedmpdd.documents import parse_override
 from fedmpdd.errors import ConfigError, InputError
 from fedmpdd.imports import is_named
@@ -265,10 +266,41 @@ class RunConfig(BaseModel):
         return "vmap" if self.batch <= 16 else "loop"
 
 
+def settings_named(word: str) -> list[str]:
+    """Return the dotted keys of a config that end in a word, the outermost first.
+
+    >>> settings_named("rounds"), settings_named("clip"), settings_named("momentum")
+    (['rounds', 'schedule.rounds'], ['codec.clip', 'secure.clip'], ['server.momentum'])
+    """
+    of_codecs = [*CodecConfig.model_fields, *(name for codec in CODECS.values() for name in parameter_names(codec))]
+    tables = {
+        "": list(RunConfig.model_fields),
+        "codec": of_codecs,
+        "partition": list(PartitionConfig.model_fields),
+        **{
+            name: [field.name for field in fields(kind)]
+            for name, kind in {
+                "schedule": Schedule,
+                "server": StepRule,
+                "secure": SecureRounds,
+                "robust": RobustMean,
+            }.items()
+        },
+    }
+    keys = [f"{table}.{name}".lstrip(".") for table, names in tables.items() for name in dict.fromkeys(names)]
+    return [key for key in keys if key == word or key.endswith(f".{word}")]
+
+
 def metric_name(text: str) -> str:
     """Return what a metric is called that a config gives as `name=path`, or by a path whose last part is its name."""
-    name, _, path = text.rpartition("=")
-    return name or path.rpartition(":")[2]
+    name, path = metric_parts(text)
+    return name or path.partition("(")[0].rpartition(":")[2]
+
+
+def metric_parts(text: str) -> tuple[str, str]:
+    """Return the name that a metric is given, "" if none is, and its path, which may have arguments."""
+    name, equals, path = text.partition("=")
+    return (name, path) if equals and not set(name) & set(":(") else ("", text)
 
 
 def shipped_configs() -> dict[str, str]:

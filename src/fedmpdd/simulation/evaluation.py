@@ -7,12 +7,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from fedmpdd.errors import ConfigError, FedmpddError
+from fedmpdd.imports import words_of
 from fedmpdd.simulation.config import RunConfig
 from fedmpdd.simulation.workers import Workers
 from fedmpdd.tasks.batch_norm import RunningStatistics, without_statistics
 from fedmpdd.tasks.losses import outputs_of
 from fedmpdd.tasks.objective import Objective
-from fedmpdd.tasks.stores import Batch, first_line
+from fedmpdd.tasks.stores import Batch
 from fedmpdd.tasks.task import Task
 
 EXAMPLES, TEXTS = 500, 50  # that are evaluated at a time: a text has a target per position
@@ -86,12 +87,12 @@ class Evaluator:
         except FedmpddError:
             raise
         except Exception as error:  # somebody else's model, loss or metric
-            raise ConfigError(f"the model cannot be tested: {first_line(error)}") from None
+            raise ConfigError(f"the model cannot be tested: {words_of(error)}") from None
         for (name, metric), part in zip(self._metrics.items(), parts, strict=True):
             try:
                 metric.value([part])
             except Exception as error:  # likewise
-                raise ConfigError(f"metric {name} cannot be taken of test examples: {first_line(error)}") from None
+                raise ConfigError(f"metric {name} cannot be taken of test examples: {words_of(error)}") from None
 
     def _part(self, network: nn.Module, batch: Batch) -> tuple[tuple[float, int], list[Any]]:
         """Loss and metrics of a batch, and how much they count."""

@@ -85,6 +85,7 @@ class JournalReplica:
             header.classes,
             init=config.init,
             seed=sampling.model_seed(config),
+            gives_classes=config.loss == "cross-entropy",
         )
         flat = made if initial is None else tensor_of(initial)
         if model.d != header.d or model_sha256(flat) != header.model_sha256:

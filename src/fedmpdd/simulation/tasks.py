@@ -8,8 +8,8 @@ import torch
 from numpy.typing import NDArray
 
 from fedmpdd.errors import ConfigError, DataError
-from fedmpdd.imports import named_object, words_of
-from fedmpdd.simulation.config import RunConfig, metric_name
+from fedmpdd.imports import function_named, named_object, words_of
+from fedmpdd.simulation.config import RunConfig, metric_name, metric_parts
 from fedmpdd.tasks import models
 from fedmpdd.tasks.data import DATASETS, Dataset, Partition, PartitionKind, load, make_partition
 from fedmpdd.tasks.losses import CrossEntropy, Loss, as_loss
@@ -81,10 +81,12 @@ def _pixels(config: RunConfig, dataset: Dataset, examples: Any) -> PixelStore:
 
 
 def _named_task(config: RunConfig, clients: Any, test: Any, shape: tuple[int, int, int] | None, classes: int) -> Task:
-    def make(init: str, seed: int) -> Any:
-        return models.build(config.model, shape, classes, init=init, seed=seed)
+    loss = CrossEntropy() if config.loss == "cross-entropy" else as_loss(function_named(config.loss, "loss"))
+    has_classes = isinstance(loss, CrossEntropy)
 
-    loss = CrossEntropy() if config.loss == "cross-entropy" else as_loss(named_object(config.loss, "loss"))
+    def make(init: str, seed: int) -> Any:
+        return models.build(config.model, shape, classes, init=init, seed=seed, gives_classes=has_classes)
+
     return NamedTask(
         make,
         clients,
@@ -102,7 +104,7 @@ def _metrics(config: RunConfig, loss: Loss) -> dict[str, Any] | None:
         return None
     known = {"accuracy": Accuracy()}
     return {
-        metric_name(text): known.get(text) or named_object(text.rpartition("=")[2], "metrics")
+        metric_name(text): known.get(text) or function_named(metric_parts(text)[1], "metrics")
         for text in config.metrics
     }
 

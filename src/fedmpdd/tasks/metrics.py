@@ -1,6 +1,6 @@
 """What is measured of a model on the test examples, one part of them at a time."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -109,8 +109,19 @@ def accuracy(outputs: Any, targets: Tensor) -> float:
 
 
 def _on_host(outputs: Any) -> Any:
+    """What a model returned, on the CPU: a tensor, or tensors in a dict or tuple."""
+    if isinstance(outputs, Mapping):
+        return {name: _on_host(value) for name, value in outputs.items()}
+    if isinstance(outputs, tuple | list):
+        return tuple(_on_host(value) for value in outputs)
     return outputs.cpu() if isinstance(outputs, Tensor) else outputs
 
 
 def _joined(outputs: Sequence[Any]) -> Any:
-    return torch.cat(list(outputs)) if isinstance(outputs[0], Tensor) else list(outputs)
+    """The same of several batches, one after the other."""
+    first = outputs[0]
+    if isinstance(first, Mapping):
+        return {name: _joined([one[name] for one in outputs]) for name in first}
+    if isinstance(first, tuple):
+        return tuple(_joined(values) for values in zip(*outputs, strict=True))
+    return torch.cat(list(outputs)) if isinstance(first, Tensor) else list(outputs)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fedmpdd.errors import ConfigError
 from fedmpdd.imports import import_object, is_import_path, parse_import_path, words_of
 from fedmpdd.tasks.language_model import Transformer
+from fedmpdd.tasks.losses import logits_of
 
 
 def logistic(shape: tuple[int, int, int], classes: int) -> nn.Module:
@@ -122,15 +123,19 @@ class FlatModel:
 
 
 def build(
-    name: str, shape: tuple[int, int, int] | None, classes: int, *, init: str, seed: int
+    name: str, shape: tuple[int, int, int] | None, classes: int, *, init: str, seed: int, gives_classes: bool = True
 ) -> tuple[FlatModel, Tensor]:
     """Build a model by name, or by import path such as "mynet.py:Net(width=32)", and its initial parameters.
 
     shape: of an example, None where that is for the model to know. init: "default" (PyTorch's) or "uniform" (all from
-    U(−0.5, 0.5), as gradient inversion papers have it).
+    U(−0.5, 0.5), as gradient inversion papers have it). gives_classes: whether it must give logits of so many classes;
+    else what it gives is for a loss of somebody's own to say.
     """
     try:
-        return _build(name, shape, classes, init, seed)
+        model, flat = _build(name, shape, classes, init, seed)
+        if shape is not None and gives_classes:
+            _try(name, model, flat, shape, classes)
+        return model, flat
     except (SystemExit, GeneratorExit) as error:  # from any method of somebody's module
         raise ConfigError(f"model = {name!r} cannot be made: {words_of(error)}") from None
 
@@ -148,10 +153,7 @@ def _build(
             make_uniform(module)
     finally:
         torch.random.set_rng_state(state)
-    model, flat = flatten(module.float(), f"model = {name!r}")
-    if shape is not None:
-        _try(name, model, flat, shape, classes)
-    return model, flat
+    return flatten(module.float(), f"model = {name!r}")
 
 
 def _known(name: str, shape: tuple[int, int, int] | None, classes: int) -> nn.Module:
@@ -263,8 +265,9 @@ def _made(path: str) -> nn.Module:
 def _try(name: str, model: FlatModel, flat: Tensor, shape: tuple[int, int, int], classes: int) -> None:
     """Find out before the first round whether the model takes these images and gives these classes."""
     try:
-        logits = model(flat, torch.zeros(2, *shape))
+        outputs = model(flat, torch.zeros(2, *shape))
     except Exception as error:  # likewise
-        raise ConfigError(f"model = {name!r} does not take images of shape {list(shape)}: {error}") from None
+        raise ConfigError(f"model = {name!r} does not take images of shape {list(shape)}: {words_of(error)}") from None
+    logits = logits_of(outputs)
     if logits.shape[:2] != (2, classes):  # images have one label, texts one per position
         raise ConfigError(f"model = {name!r} gives {list(logits.shape)} for two images; expected [2, {classes}]")

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import TensorDataset, default_collate
 
 from fedmpdd.errors import DataError
+from fedmpdd.imports import words_of
 from fedmpdd.tasks.data.base import Examples
 
 Batch = Any  # tensors in tuples or dicts, each with the same leading dimensions
@@ -167,7 +168,7 @@ class DatasetStore(Store):
         try:
             example = self._dataset[number]
         except Exception as error:  # somebody else's dataset
-            raise DataError(f"example {number} of the dataset cannot be read: {first_line(error)}") from None
+            raise DataError(f"example {number} of the dataset cannot be read: {words_of(error)}") from None
         if self._columns is not None and isinstance(example, Mapping):
             return _by_columns(example, self._columns)
         return tuple(example) if isinstance(example, list) else example
@@ -177,7 +178,7 @@ class DatasetStore(Store):
             batch = default_collate(examples)
         except (TypeError, RuntimeError) as error:
             raise DataError(
-                f"examples cannot be put side by side: {first_line(error)}; let the dataset give tensors of one shape"
+                f"examples cannot be put side by side: {words_of(error)}; let the dataset give tensors of one shape"
             ) from None
         batch = dict(batch) if isinstance(batch, Mapping) else batch
         batch = tuple(batch) if isinstance(batch, list) else batch
@@ -277,11 +278,6 @@ def as_store(data: Any, columns: Columns | None = None) -> Store:
     if columns is None and isinstance(names, list):
         columns = _usual_columns(names)
     return DatasetStore(data, columns)
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of what an error says, or its kind where it says nothing."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _usual_columns(names: list[str]) -> Columns | None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedmpdd.errors import ConfigError, DataError, FedmpddError
+from fedmpdd.imports import words_of
 from fedmpdd.tasks import models
 from fedmpdd.tasks.batch_norm import BatchNorm, check_choice, layers_of
 from fedmpdd.tasks.data.partition import ExamplesByGroup, Partition, PartitionKind, make_partition
@@ -19,7 +20,7 @@ from fedmpdd.tasks.metrics import Accuracy, Metric, as_metric
 from fedmpdd.tasks.models import FlatModel
 from fedmpdd.tasks.objective import Objective
 from fedmpdd.tasks.randomness import ClientRandomness
-from fedmpdd.tasks.stores import Columns, JoinedStore, Store, as_store, first_line
+from fedmpdd.tasks.stores import Columns, JoinedStore, Store, as_store
 
 Maker = Callable[[str, int], tuple[FlatModel, Tensor]]  # of a model and its first parameters, from init and seed
 
@@ -203,7 +204,7 @@ def check_objective(objective: Objective, flat: Tensor, store: Store) -> bool:
         except FedmpddError:
             raise
         except Exception as error:  # somebody else's model or loss
-            raise ConfigError(f"the model or the loss cannot take the examples: {first_line(error)}") from None
+            raise ConfigError(f"the model or the loss cannot take the examples: {words_of(error)}") from None
     for name, buffer in network.named_buffers():
         if not torch.equal(buffer, buffers[name]):
             raise ConfigError(
@@ -219,7 +220,7 @@ def _made_by(factory: Any) -> nn.Module:
     try:
         module = factory()
     except Exception as error:  # somebody else's code
-        raise ConfigError(f"the model cannot be made: {type(error).__name__}: {first_line(error)}") from None
+        raise ConfigError(f"the model cannot be made: {words_of(error)}") from None
     if not isinstance(module, nn.Module):
         raise ConfigError(f"the model's function gives a {type(module).__name__}; expected a torch.nn.Module")
     return module

@@ -1,15 +1,22 @@
-"""A codec as configs and command lines name it: its parameters, who chooses keys, and what protects its updates."""
+"""A codec as configs and command lines name it: its parameters, who chooses keys, and what protects its updates.
 
+mpdd:m=400:bits=1:keys=partitioned      of this package, or registered: its name, then key=value, with colons between
+mycodec.py:Mine:m=3:keys=partitioned    somebody's own, by the import path of its class
+mycodec.py:Mine(m=3):keys=partitioned   the same
+"""
+
+import json
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 
 from fedmpdd.codecs import Codec, make_codec
+from fedmpdd.codecs.registry import CODECS, codec_named, config_name_of, parameter_names
 from fedmpdd.documents import parse_override
 from fedmpdd.errors import ConfigError, InputError
-from fedmpdd.imports import is_import_path
+from fedmpdd.imports import is_import_path, parse_import_path
 from fedmpdd.uplink.protection import Protection
 from fedmpdd.uplink.uplink import check_parts
 
@@ -17,6 +24,8 @@ from fedmpdd.uplink.uplink import check_parts
 class CodecConfig(BaseModel):
     """A codec by name, its own parameters, and who chooses keys.
 
+    name: a registered name, or the import path of a class. What the path is called with becomes parameters, so that a
+    codec has one config however it was written.
     keys: "sent" (each client draws a seed and sends it, as in the paper), "derived" (seeds follow from the session's
     seed, round and client, and are not sent), "partitioned" (one seed a round, one slot a client, nothing sent) or
     "shared" (one key a round for all clients, nothing sent).
@@ -34,6 +43,11 @@ class CodecConfig(BaseModel):
     noise_multiplier: float = Field(default=0.0, ge=0, strict=True, allow_inf_nan=False)
     scale_grid: float | None = Field(default=None, gt=1, strict=True, allow_inf_nan=False)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _spelled_out(cls, values: Any) -> Any:
+        return _with_parameters(values) if isinstance(values, dict) and isinstance(values.get("name"), str) else values
+
     @model_validator(mode="after")
     def _known(self, info: ValidationInfo) -> "CodecConfig":
         if not can_build(self, info):
@@ -46,9 +60,19 @@ class CodecConfig(BaseModel):
 
     @classmethod
     def of(cls, codec: Codec) -> "CodecConfig":
-        """Return the config of a codec that is there as an object."""
-        values = {f.name: getattr(codec, f.name) for f in fields(codec) if f.name != "shapes"}  # type: ignore[arg-type]
-        return cls.model_validate({"name": codec.name, **values})
+        """Return the config of a codec that is there as an object.
+
+        A class of somebody's own stands in it by its import path, or, where it has none, by a name that this process
+        alone knows.
+        """
+        values = {name: getattr(codec, name) for name in parameter_names(type(codec))}
+        for name, value in values.items():
+            if not _is_plain(value):
+                raise ConfigError(
+                    f"{codec.name} has {name} = {value!r:.60}, which no file can hold; parameters of a codec are "
+                    "numbers, words, truth values, None, and tuples of these"
+                )
+        return cls.model_validate({"name": config_name_of(type(codec)), **values})
 
     def protection(self) -> Protection | None:
         """Return what protects updates, if anything does."""
@@ -65,11 +89,54 @@ class CodecConfig(BaseModel):
             raise ValueError(f"{', '.join(settings)}: {error}") from None
 
     def build(self) -> Codec:
-        """Return the codec itself."""
+        """Return the codec itself; one that is named by an import path is imported."""
         try:
-            return make_codec(self.name, dict(self.__pydantic_extra__ or {}))
+            return make_codec(*self.registered())
         except InputError as error:
-            raise ValueError(str(error)) from None
+            raise ConfigError(str(error).removeprefix("codec.")) from None
+
+    def words(self) -> str:
+        """Return the text that `parse_codec` reads as this config: all that is not default, its own parameters first.
+
+        >>> parse_codec("mpdd:keys=shared:m=400").words()
+        'mpdd:m=400:keys=shared'
+        """
+        values = self.model_dump(mode="json", exclude_defaults=True, exclude={"name"})
+        names = sorted(values, key=lambda key: key in CodecConfig.model_fields)
+        return codec_words(self.name, {key: values[key] for key in names})
+
+    def registered(self) -> tuple[str, dict[str, Any]]:
+        """Return the name that the codec is registered under, and its parameters: what messages carry."""
+        codec = codec_named(self.name)
+        for name in parameter_names(codec):
+            if name in CodecConfig.model_fields:
+                raise ConfigError(f"{self.name} has a parameter {name}, which means something else here; rename it")
+        return codec.name, dict(self.__pydantic_extra__ or {})
+
+
+def _with_parameters(values: dict[str, Any]) -> dict[str, Any]:
+    """The table of a codec with what its import path is called with as keys, and a path instead of a name of a user."""
+    name = values["name"]
+    if not is_import_path(name):
+        return {**values, "name": config_name_of(CODECS[name])} if name in CODECS else values
+    try:
+        path = parse_import_path(name, "name")
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+    if path.args:
+        raise ValueError(f"name = {name!r}: write each parameter as name=value, like {path.attribute}(m=3)")
+    for key, value in path.kwargs.items():
+        if key in CodecConfig.model_fields:
+            raise ValueError(f"name = {name!r}: {key} is no parameter of a codec; write it behind, like :{key}=…")
+        if key in values and values[key] != value:
+            raise ValueError(f"name = {name!r} says {key} = {value!r}, and {key} = {values[key]!r} beside it; keep one")
+    return {**values, "name": f"{path.target}:{path.attribute}", **path.kwargs}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return all(_is_plain(one) for one in value)
+    return value is None or type(value) in (bool, int, float, str)
 
 
 def can_build(config: CodecConfig, info: ValidationInfo) -> bool:
@@ -88,15 +155,51 @@ def parse_codec(text: str) -> CodecConfig:
 
 
 def codec_overrides(text: str) -> list[str]:
-    """Return the changes to a config that such a text stands for."""
-    name, *parameters = text.strip().split(":")
+    """Return the changes to a config that such a text stands for.
+
+    >>> codec_overrides("mycodec.py:Mine(m=3):keys=shared")
+    ['codec.name=mycodec.py:Mine(m=3)', 'codec.keys=shared']
+    """
+    name, *parameters = _split(text.strip(), ":")
+    if parameters and name not in CODECS and (is_import_path(name) or "=" not in parameters[0].partition("(")[0]):
+        name = f"{name}:{parameters.pop(0)}"
     return [f"codec.name={name}", *(f"codec.{parameter}" for parameter in parameters)]
+
+
+def _split(text: str, separator: str) -> list[str]:
+    """The parts of a text between separators, but for those in brackets and quotes."""
+    parts, depth, quote, escaped = [""], 0, "", False
+    for letter in text:
+        if quote:
+            quote, escaped = quote if letter != quote or escaped else "", letter == "\\" and not escaped
+        elif letter in "'\"":
+            quote = letter
+        else:
+            depth += (letter in "([{") - (letter in ")]}")
+        if letter == separator and not quote and depth < 1:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
 
 
 def codec_words(name: str, parameters: Mapping[str, Any]) -> str:
     """Return the text that `parse_codec` reads as this codec."""
-    words = {key: str(value).lower() if isinstance(value, bool) else value for key, value in parameters.items()}
-    return ":".join([name, *(f"{key}={word}" for key, word in words.items())])
+    return ":".join([name, *(f"{key}={_word(value)}" for key, value in parameters.items() if value is not None)])
+
+
+def _word(value: Any) -> str:
+    """A value as `parse_override` reads it: words as they are, if that is unmistakable."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_word(one) if not isinstance(one, str) else _quoted(one) for one in value)}]"
+    if isinstance(value, str):
+        is_plain = re.fullmatch(r"[\w.+-]*", value) and parse_override(f"key={value}")[1] == value
+        return value if is_plain else _quoted(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
 
 
 def explain(problem: Any, table: Sequence[str] = ()) -> str:
