@@ -19,6 +19,7 @@ from fedmpdd.simulation.journal import JournalReader
 from tests.report.fixtures import make_run, make_runs
 
 Refused = Callable[..., str]
+Done = Callable[..., tuple[str, str]]
 
 
 def fedmpdd_command(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -37,6 +38,22 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
             main()
         assert ended.value.code == 2, arguments
         return capsys.readouterr().err
+
+    return run
+
+
+@pytest.fixture
+def done(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Done:
+    """Run a command in an empty folder and in this process, and return what it printed on output and error."""
+
+    def run(*arguments: str) -> tuple[str, str]:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["fedmpdd", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        printed = capsys.readouterr()
+        assert not ended.value.code, printed.err
+        return printed.out, printed.err
 
     return run
 
@@ -159,6 +176,75 @@ def test_compare_and_plan_print_one_document(tmp_path: Path) -> None:
     assert json.loads(planned.stdout)["d"] == 13_426
 
 
+LONG = "mpdd:m=400:bits=1:family=hadamard:keys=partitioned"
+COMPARE = ("compare", "demo", "rounds=4", "evaluate_every=2", "--codecs", f"fedsgd,{LONG}", "--seeds", "2")
+
+
+def test_compare_keeps_runs_that_go_on_and_their_page(done: Done, refused: Refused, tmp_path: Path) -> None:
+    document = json.loads(done(*COMPARE, "--target", "0.2", "--out", "kept", "--json")[0])
+    assert [(row["codec"], row["seed"]) for row in document["rows"]] == [
+        ("fedsgd", 17), ("fedsgd", 18), (LONG, 17), (LONG, 18),
+    ]  # fmt: skip
+    assert [(group["name"], group["seeds"]) for group in document["groups"]] == [("fedsgd", [17, 18]), (LONG, [17, 18])]
+    assert document["left_out"] == []
+    folders = sorted(path.name for path in (tmp_path / "kept").iterdir())
+    slug = LONG.replace(":", "_")
+    names = ["fedsgd-seed-17", "fedsgd-seed-18", f"{slug}-seed-17", f"{slug}-seed-18", "report.html"]
+    assert folders == names
+    metrics = tmp_path / "kept" / "fedsgd-seed-17" / METRICS
+    before = metrics.stat().st_mtime_ns
+    out, err = done(*COMPARE, "--target", "0.2", "--out", "kept", "--baseline", LONG)
+    assert metrics.stat().st_mtime_ns == before
+    assert "round" not in err
+    assert f"uplink against {LONG}" in " ".join(out.split())
+    assert out.index(LONG, out.index(LONG) + 1) < out.index("fedsgd")
+    assert "times more" in out
+    metrics.write_text("{}\n{}\n")
+    out, err = done(*COMPARE, "--out", "kept")
+    assert "left out: kept/fedsgd-seed-17/metrics.jsonl, line 1 is damaged" in err
+    page = (tmp_path / "kept" / "report.html").read_text(encoding="utf-8")
+    assert "Left out: kept/fedsgd-seed-17" in page
+    out, err = done("report", "kept", "-o", "page.html")
+    assert "left out: kept/fedsgd-seed-17" in err
+    for arguments, word in (
+        ([*COMPARE, "rounds=5", "--out", "kept"], "trained with rounds = 4, and now it is 5; use another --out"),
+        ([*COMPARE, "--out", "kept/fedsgd-seed-18/config.json"], "is a file; name a folder"),
+        ([*COMPARE, "--baseline", "mpdd:m=3"], "baseline mpdd:m=3 is none of the codecs"),
+        (["compare", "demo", "--codecs", "mpdd,m=400"], "a colon, not a comma: mpdd:m=400"),
+        (["compare", "demo", "--codecs", "fedsgd", "--target", "60"], "target 60 is no accuracy"),
+        (["report", "kept/fedsgd-seed-17", "-o", "page.html"], "nothing left to report on"),
+    ):
+        assert word in refused(*arguments)
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_names_and_numbers_of_a_comparison_are_never_cut(
+    done: Done, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    out, _ = done(*COMPARE, "--target", "0.2", "--budget", "5000000")
+    assert "…" not in out
+    assert max(map(len, out.splitlines())) <= columns
+    assert LONG in "".join(out.split())
+    assert out.count("%") >= 5
+
+
+def test_a_comparison_that_is_stopped_says_how_it_goes_on(tmp_path: Path) -> None:
+    words = ("compare", "demo", "rounds=100000", "clients=10", "--codecs", "fedsgd", "--out", str(tmp_path / "kept"))
+    metrics = tmp_path / "kept" / "fedsgd-seed-17" / METRICS
+    with subprocess.Popen(
+        [sys.executable, "-m", "fedmpdd", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as training:
+        while not metrics.exists():
+            assert training.poll() is None
+            time.sleep(0.05)
+        training.terminate()
+        _, told = training.communicate(timeout=60)
+    assert training.returncode == 130
+    assert f"stopped; the same command with --out {tmp_path / 'kept'} goes on from there" in told
+    assert metrics.with_name(CHECKPOINT).is_file()
+
+
 def test_reproduce_lists_what_there_is(tmp_path: Path) -> None:
     names = json.loads(fedmpdd_command("reproduce", "--json").stdout)["names"]
     assert {"mnist-iid-logistic", "encode-latency", "both-ways"} < set(names)
@@ -227,7 +313,7 @@ def test_report_writes_a_page_and_one_document(tmp_path: Path) -> None:
     assert (tmp_path / "page.html").read_text(encoding="utf-8").startswith("<!doctype html>")
     for arguments, word in (
         (["report", "runs", "-o", "missing/page.html"], "--out missing/page.html"),
-        (["report", "runs", "-o", "p.html", "--target", "60"], "--target 60 is no accuracy"),
+        (["report", "runs", "-o", "p.html", "--target", "60"], "target 60 is no accuracy"),
         (["report", "page.html", "-o", "p.html"], "page.html is a file; expected a run folder"),
     ):
         refused = fedmpdd_command(*arguments, cwd=tmp_path)

@@ -67,6 +67,7 @@ _LAZY = {
     "History": "fedmpdd.runs.history",
     "Task": "fedmpdd.tasks.task",
     "callbacks": "fedmpdd.front.callbacks",
+    "compare": "fedmpdd.front.compare",
     "partition": "fedmpdd.tasks.task",
     "simulate": "fedmpdd.front.simulate",
     "testing": "fedmpdd.testing",

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedmpdd.documents import write_text
-from fedmpdd.errors import CodecError, GradientError, RunError
+from fedmpdd.errors import CodecError, GradientError
 from fedmpdd.runs.driver import Callback, ReasonOf, StopWhen, progress
 from fedmpdd.runs.folders import Run
 from fedmpdd.runs.history import CONFIG, History, read_config, read_history
+from fedmpdd.runs.settings import check_same_run
 from fedmpdd.simulation.config import RunConfig
 from fedmpdd_paper.summaries import RunSummary
 from fedmpdd_paper.tables import SEEDS, Method, Table
@@ -111,7 +112,7 @@ def complete(
 ) -> None:
     """Run what is missing of a training until there is a reason to end it or no round is left, and mark it as done."""
     if (folder / DONE).is_file():
-        check_config(folder, config)
+        check_same_run(folder, read_config(folder), config, free=("device",))
         return
     run = open_run(folder, config, workspace)
     why = reason_of(run.history) if run.history.rounds else None  # there is one if it was killed when it was over
@@ -143,21 +144,10 @@ def read_training(folder: Path) -> History:
 def open_run(folder: Path, config: RunConfig, workspace: Workspace) -> Run:
     """Go on with a run folder, or make it."""
     if (folder / CONFIG).is_file():
-        check_config(folder, config)
+        check_same_run(folder, read_config(folder), config, free=("device",))
         return Run.resume(folder, workspace.data_dir)
     folder.parent.mkdir(parents=True, exist_ok=True)
     return Run.create(folder, config.model_copy(update={"device": workspace.device}), workspace.data_dir)
-
-
-def check_config(folder: Path, wanted: RunConfig) -> None:
-    """Raise RunError if a folder was trained with other settings than are wanted now; any device will do."""
-    old, new = (config.model_dump(mode="json", exclude={"device"}) for config in (read_config(folder), wanted))
-    for key in new:
-        if old[key] != new[key]:
-            raise RunError(
-                f"{folder} was trained with {key} = {old[key]}, and now it is {new[key]}; use another --out, or delete "
-                "the folder to train it again"
-            )
 
 
 def choose_lr(

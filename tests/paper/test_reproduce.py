@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fedmpdd.errors import InputError
-from fedmpdd.pages.words import share
+from fedmpdd.pages.words import score
 from fedmpdd.privacy.config import AuditConfig
 from fedmpdd.report import Goals, collect
 from fedmpdd.report.numbers import rows_of, tasks_of
@@ -128,7 +128,7 @@ def test_the_page_says_the_same_accuracy_at_the_budget_as_the_table(tmp_path: Pa
     assert at_budget.mean == ours["ours"]["accuracy_at_budget"]["mean"] != row.final_accuracy.mean
     page = (tmp_path / "small" / "report.html").read_text(encoding="utf-8")
     assert "but none after round 13" in page
-    assert f">{share(at_budget)}<" in page
+    assert f">{score(at_budget, 'accuracy')}<" in page
 
 
 def test_a_short_search_chooses_the_step_size(tmp_path: Path) -> None:

@@ -29,9 +29,10 @@ def make_run(
     uplink: int = 100,
     payload: int = 80,
     losses: list[float | None] | None = None,
+    metric: str = "accuracy",
     **settings: Any,
 ) -> Path:
-    """A run with these accuracies after so many rounds, and the same bytes in every round."""
+    """A run with these accuracies, or another metric, after so many rounds, and the same bytes in every round."""
     config = parse_config({"rounds": rounds, "seed": seed, "codec": dict(codec), "model": "logistic", **settings})
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(config.model_dump_json(indent=2))
@@ -45,7 +46,7 @@ def make_run(
             "uplink_bytes": uplink,
             "payload_bytes": payload,
             "downlink_bytes": 1000,
-            "accuracy": accuracies.get(i + 1),
+            **_tested(accuracies.get(i + 1), metric),
         }
         for i in range(count)
     ]
@@ -54,6 +55,14 @@ def make_run(
         summary = {"rounds": count, "uplink_bytes": count * uplink, "model_sha256": f"{seed:064x}"}
         (folder / "summary.json").write_text(json.dumps(summary))
     return folder
+
+
+def _tested(value: float | None, metric: str) -> dict[str, Any]:
+    if metric == "accuracy":
+        return {"accuracy": value}
+    if metric == "loss":
+        return {"accuracy": None, "test_loss": value, "metrics": None if value is None else {}}
+    return {"accuracy": None, "test_loss": value, "metrics": None if value is None else {metric: value}}
 
 
 def make_runs(below: Path) -> Path:

@@ -111,6 +111,8 @@ def write(name: str, text: str) -> Callable[[Path], None]:
         (edit_line(2, payload_bytes="8"), r"payload_bytes = '8', expected a number of bytes"),
         (edit_line(2, accuracy=1.5), r"accuracy = 1.5, expected null or a number from 0 to 1"),
         (edit_line(2, loss=float("nan")), r"loss = nan, expected null or a number"),
+        (edit_line(2, test_loss="low"), r"test_loss = 'low', expected null or a number"),
+        (edit_line(2, metrics={"r2": "x"}), r"metrics = {'r2': 'x'}, expected null or a table of numbers"),
     ],
 )
 def test_a_damaged_run_is_refused_with_what_came_and_what_to_do(
@@ -120,6 +122,25 @@ def test_a_damaged_run_is_refused_with_what_came_and_what_to_do(
     damage(folder)
     with pytest.raises(RunError, match=message):
         collect([folder])
+
+
+def test_what_is_damaged_is_left_out_and_the_rest_is_shown(tmp_path: Path) -> None:
+    make_runs(tmp_path / "runs")
+    write("metrics.jsonl", '{"round": 0}\n{}\n')(tmp_path / "runs" / "a-1")
+    write("results.json", "[")(make_audit(tmp_path / "audit"))
+    found = collect([tmp_path])
+    assert [run.folder.name for run in found.runs] == ["a-2", "b-1", "b-2"]
+    audit, run = found.left_out
+    assert "results.json is damaged" in audit
+    assert "metrics.jsonl, line 1 is damaged" in run
+    assert tables(found, Goals())["left_out"] == found.left_out
+    page = tmp_path / "page.html"
+    write_report(page, found)
+    assert page.read_text(encoding="utf-8").count("Left out: ") == 2
+    for name in ("a-2", "b-1", "b-2"):
+        write("metrics.jsonl", "x\nx\n")(tmp_path / "runs" / name)
+    with pytest.raises(RunError, match=r"nothing left to report on: .*results.json is damaged.*b-2"):
+        collect([tmp_path])
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,5 @@
-import pytest
-
-from fedmpdd.report.configs import codec_text, differences, identity
+from fedmpdd.report.configs import differences, identity
 from fedmpdd.simulation import parse_config
-from fedmpdd.uplink.codec_config import parse_codec
 
 
 def test_what_is_common_stands_once_and_the_rest_per_table() -> None:
@@ -16,22 +13,6 @@ def test_what_is_common_stands_once_and_the_rest_per_table() -> None:
     assert split.keys == ["lr", "codec.name", "codec.m"]
     assert split.rows == [["0.1", "mpdd", "4"], ["0.2", "fedsgd", "–"]]
     assert differences([]).common == {}
-
-
-@pytest.mark.parametrize(
-    ("codec", "text"),
-    [
-        ({"name": "fedsgd"}, "fedsgd"),
-        ({"name": "mpdd", "m": 400}, "mpdd:m=400"),
-        ({"keys": "partitioned", "name": "mpdd", "m": 4, "bits": 1}, "mpdd:m=4:bits=1:keys=partitioned"),
-        ({"name": "mpdd", "m": 4, "clip": 2.0}, "mpdd:m=4:clip=2.0"),
-        ({"name": "signsgd", "scaled": True, "error_feedback": True}, "signsgd:scaled=true:error_feedback=true"),
-    ],
-)
-def test_a_codec_reads_as_on_the_command_line(codec: dict[str, object], text: str) -> None:
-    config = parse_config({"codec": codec})
-    assert codec_text(config) == text
-    assert parse_codec(text) == config.codec
 
 
 def test_configs_that_say_the_same_are_identical() -> None:

@@ -2,6 +2,7 @@
 
 from math import sqrt
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -110,7 +111,7 @@ def test_groups_are_named_by_what_sets_them_apart_and_compared_within_a_task(tmp
 
 @pytest.mark.parametrize(
     ("targets", "budgets", "message"),
-    [((1.5,), (), "--target 1.5 is no accuracy"), ((float("nan"),), (), "--target nan"), ((), (0,), "--budget 0")],
+    [((1.5,), (), "target 1.5 is no accuracy"), ((float("nan"),), (), "target nan"), ((), (0,), "budget 0")],
 )
 def test_wishes_that_cannot_be_meant(
     tmp_path: Path, targets: tuple[float, ...], budgets: tuple[int, ...], message: str
@@ -128,3 +129,29 @@ def test_the_document_holds_rows_audits_and_what_was_left_out(tmp_path: Path) ->
     assert document["audits"][0]["finished"]
     assert document["audits"][0]["rows"][0]["verdict"] == "reconstructed"
     assert document["left_out"] == []
+
+
+def test_a_score_that_falls_is_read_as_one(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"metric": "loss", "loss": "torch.nn.functional:mse_loss"}
+    make_run(tmp_path / "a", {2: 3.0, 4: 0.4, 6: 0.2}, **settings)
+    make_run(tmp_path / "b", {2: 2.0, 4: 0.9, 6: 0.6}, codec=ONE_BIT, uplink=10, **settings)
+    (task,) = tasks_of(collect([tmp_path]).runs)
+    assert (task.score, task.lower_is_better) == ("loss", True)
+    first, second = rows_of(task, Goals((0.5, 2.5), (45,)))
+    assert first.score == "loss"
+    assert close_to(first.final_accuracy, 0.2)
+    assert second.against_first == pytest.approx(0.4)
+    assert [close_to(goal.rounds, rounds) for goal, rounds in zip(first.to_target, (4, 4), strict=True)] == [True, True]
+    assert second.to_target[0].rounds is None  # 0.6 is above 0.5
+    assert close_to(second.to_target[1].rounds, 2)
+    assert close_to(second.at_budget[0].accuracy, 0.9)
+
+
+def test_scores_of_different_metrics_are_not_compared(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", {6: 0.5})
+    make_run(tmp_path / "b", {6: 0.5}, metric="f1", metrics=["f1=mymetrics:f1"])
+    assert [task.score for task in tasks_of(collect([tmp_path]).runs)] == ["accuracy", "f1"]
+
+
+def close_to(value: Statistic | None, mean: float) -> bool:
+    return value is not None and value.mean == pytest.approx(mean)

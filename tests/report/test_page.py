@@ -1,6 +1,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -101,3 +102,25 @@ def test_a_page_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "runs"]
     with pytest.raises(RunError, match="cannot be written"):
         write_report(tmp_path / "missing" / "report.html", found)
+
+
+def test_a_score_that_is_no_accuracy_is_shown_as_what_it_is(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"metric": "loss", "loss": "torch.nn.functional:mse_loss", "model": "object:Net#2"}
+    make_run(tmp_path / "a", {2: 3.0, 6: 0.25}, **settings)
+    make_run(tmp_path / "b", {2: 2.0, 6: 0.5}, codec={"name": "mpdd", "m": 4}, uplink=1000, **settings)
+    text = without_plotly(render(collect([tmp_path]), Goals((2.5,), (450,))))
+    for word in (
+        "Net#2 on mnist-5k", "final loss", "To 2.5 test loss", "Loss with 450 B of uplink", "Test loss against rounds",
+        "+0.25", "loss 0.25", "Of loss, lower is better", "3.33 times more",
+    ):  # fmt: skip
+        assert word in text, word
+    assert "ccuracy" not in text.partition("<main>")[2].partition("Settings")[0].replace('data-quantity="accuracy"', "")
+    assert "points" not in text.partition("<main>")[2].partition("</main>")[0]
+
+
+def test_names_are_whole(tmp_path: Path) -> None:
+    codec = {"name": "mpdd", "m": 4, "bits": 1, "family": "hadamard", "keys": "partitioned"}
+    make_run(tmp_path / "a", {6: 0.5}, codec=codec, rounds=6)
+    text = without_plotly(render(collect([tmp_path])))
+    assert text.count("mpdd:<wbr>m=4:<wbr>bits=1:<wbr>family=hadamard:<wbr>keys=partitioned") >= 3
+    assert "text-overflow" not in text

@@ -7,11 +7,12 @@ from typing import Any, ClassVar
 
 import pytest
 
-from fedmpdd.codecs import CODECS, MPDD, Peaks, make_codec, register
+from fedmpdd.codecs import CODECS, MPDD, FedSGD, Peaks, make_codec, register
 from fedmpdd.codecs.registry import codec_named
 from fedmpdd.errors import CodecError, ConfigError
 from fedmpdd.imports import OBJECT
-from fedmpdd.uplink.codec_config import CodecConfig, codec_overrides, parse_codec
+from fedmpdd.simulation import parse_config
+from fedmpdd.uplink.codec_config import CodecConfig, codec_list, codec_overrides, parse_codec
 from tests.testing.test_codec_checks import Halves
 
 HERE = "tests.uplink.test_codec_config"
@@ -60,8 +61,8 @@ def registry() -> Iterator[None]:
 )
 def test_words_lead_back_to_the_codec(text: str) -> None:
     config = parse_codec(text)
-    assert config.words() == text
-    assert parse_codec(config.words()) == config
+    assert config.words == text
+    assert parse_codec(config.words) == config
     assert config.build() == parse_codec(text).build()
 
 
@@ -84,7 +85,7 @@ def test_a_table_and_words_are_the_same() -> None:
 
 def test_objects_are_recorded_by_what_leads_to_their_class() -> None:
     assert CodecConfig.of(MPDD(5)).name == "mpdd"
-    assert CodecConfig.of(Peaks(3)).words() == "peaks:m=3:group=256:family=hadamard"
+    assert CodecConfig.of(Peaks(3)).words == "peaks:m=3"
     assert CodecConfig.of(Mine(5)).name == f"{HERE}:Mine"
 
     @dataclass(frozen=True)
@@ -150,3 +151,49 @@ def test_two_codecs_of_one_name_are_not_confused() -> None:
     codec_named(f"{HERE}:Mine")
     with pytest.raises(CodecError, match="as Mine has; change it"):
         register(Other)
+
+
+@pytest.mark.parametrize(
+    ("codec", "text"),
+    [
+        ({"name": "fedsgd"}, "fedsgd"),
+        ({"name": "mpdd", "m": 400}, "mpdd:m=400"),
+        ({"keys": "partitioned", "name": "mpdd", "m": 4, "bits": 1}, "mpdd:m=4:bits=1:keys=partitioned"),
+        ({"name": "mpdd", "m": 4, "clip": 2.0}, "mpdd:m=4:clip=2.0"),
+        ({"name": "signsgd", "scaled": True, "error_feedback": True}, "signsgd:scaled=true:error_feedback=true"),
+    ],
+)
+def test_a_codec_reads_as_on_the_command_line(codec: dict[str, object], text: str) -> None:
+    config = parse_config({"codec": codec})
+    assert config.codec.words == text
+    assert parse_codec(text) == config.codec
+
+
+def test_an_object_has_the_words_of_its_text() -> None:
+    codecs = [FedSGD(), MPDD(400), MPDD(m=400, bits=1, family="hadamard"), Peaks(m=14)]
+    texts = ["fedsgd", "mpdd:m=400", "mpdd:m=400:bits=1:family=hadamard", "peaks:m=14"]
+    assert [CodecConfig.of(codec).words for codec in codecs] == texts
+    assert [CodecConfig.of(codec) for codec in codecs] == [parse_codec(text) for text in texts]
+
+
+def test_a_list_is_parted_at_commas_that_are_not_in_brackets() -> None:
+    assert codec_list("fedsgd, mpdd:m=400:bits=1,") == ["fedsgd", "mpdd:m=400:bits=1"]
+    assert codec_list("mycodec.py:Mine(m=3,size=(2,4)),fedsgd") == ["mycodec.py:Mine(m=3,size=(2,4))", "fedsgd"]
+    assert codec_list(" ") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("mpdd,m=400", "m=400 came where a codec begins; parameters follow a colon, not a comma: mpdd:m=400"),
+        ("fedsgd,mpdd:m=4,bits=1:keys=sent", "not a comma: mpdd:m=4:bits=1:keys=sent"),
+        ("m=400", "not a comma: mpdd:m=400"),
+        ("a.py:Mine(m=3,fedsgd", "a bracket has no partner"),
+        ("a.py:Mine)", "a bracket has no partner"),
+    ],
+)
+def test_a_list_that_cannot_be_meant_says_how_it_is_written(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        codec_list(text, "--codecs")
+    assert str(caught.value).startswith("--codecs ")
+    assert "\n" not in str(caught.value)

@@ -1,39 +1,64 @@
-"""`fedmpdd compare`: the same federation once per codec."""
+"""`fedmpdd compare`: the same federation with several codecs and seeds."""
 
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
-from fedmpdd.cli.shared import Config, DataDir, Json, Overrides, output, print_json, training
-from fedmpdd.display import readable_bytes, round_display, table
+from fedmpdd.cli.shared import Config, DataDir, Json, Overrides, output, print_json, said_how_to_go_on, training
+from fedmpdd.display import messages
+from fedmpdd.errors import RunError
+
+PAGE = "report.html"  # in the folder of a comparison
 
 
 def compare(
     config: Config,
     overrides: Overrides = None,
     codecs: Annotated[str, typer.Option(help="Comma-separated, parameters with colons: fedsgd,mpdd:m=400:bits=1")] = "",
-    target: Annotated[float | None, typer.Option(min=0, max=1, help="Accuracy to reach, from 0 to 1.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="How many, from the config's seed on.")] = 1,
+    baseline: Annotated[
+        str | None, typer.Option(help="The codec that others are held against, like fedsgd; else the first one.")
+    ] = None,
+    target: Annotated[
+        float | None, typer.Option(help="Score to reach: an accuracy like 0.8; of a loss, one to fall to.")
+    ] = None,
     budget: Annotated[int | None, typer.Option(min=1, help="Uplink bytes, of all clients together.")] = None,
     stop_at_target: Annotated[bool, typer.Option("--stop-at-target", help="End each training at its target.")] = False,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Also write the page of `fedmpdd report`.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="Folder for the runs and their page; goes on there. Or a page alone: results.html."
+        ),
+    ] = None,
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Train the same federation once per codec, and tabulate accuracy, rounds and bytes.
+    """Train the same federation with every codec and seed, and tabulate scores, rounds and bytes.
 
-    Example: fedmpdd compare demo rounds=200 --codecs fedsgd,mpdd:m=400:bits=1 --target 0.8
+    Example: fedmpdd compare demo --codecs fedsgd,mpdd:m=400 --seeds 3 --target 0.8 --out demo-codecs
     """
-    chosen = [text.strip() for text in codecs.split(",") if text.strip()]
-    goals = {"target": target, "budget": budget}
-    rows = side_by_side(config, overrides, chosen, out, goals, stop_at_target=stop_at_target, data_dir=data_dir)
+    from fedmpdd.uplink.codec_config import codec_list
+
+    folder = None if out is None or out.suffix == ".html" else out
+    if folder is not None and folder.is_file():
+        raise RunError(f"--out {folder} is a file; name a folder for the runs, or a page that ends in .html")
+    page = out if folder is None else folder / PAGE
+    result = side_by_side(
+        config,
+        overrides,
+        codec_list(codecs),
+        page,
+        folder=folder,
+        goals={"target": target, "budget": budget},
+        seeds=seeds,
+        baseline=baseline,
+        stop_at_target=stop_at_target,
+        data_dir=data_dir,
+    )
+    show(result, page, as_json)
     if as_json:
-        print_json({"rows": [row.as_dict() for row in rows]})
-    else:
-        output(as_json).print(comparison_table(rows, target, budget))
-    if out is not None:
-        output(as_json).print(f"page: {out.resolve().as_uri()}", soft_wrap=True)
+        print_json(result.as_dict())
 
 
 def side_by_side(
@@ -41,61 +66,53 @@ def side_by_side(
     overrides: list[str] | None,
     codecs: list[str],
     page: Path | None,
+    *,
     goals: dict[str, Any],
-    **options: Any,
-) -> list[Any]:
-    """Train once per codec while showing how far it is; write the report of it where a page is wanted."""
+    folder: Path | None = None,
+    seeds: int = 1,
+    baseline: str | None = None,
+    stop_at_target: bool = False,
+    data_dir: Path | None = None,
+) -> Any:
+    """Train with every codec and seed while showing how far it is; write the page of it where one is wanted."""
     training()
-    from fedmpdd.pages.builder import check_page
-    from fedmpdd.report import Collection, Goals, write_report
-    from fedmpdd.runs.compare import compare as trained
+    from fedmpdd.front.compare import compared, goals_of
+    from fedmpdd.pages.builder import check_page, check_plotly
+    from fedmpdd.runs.compare import codec_config
     from fedmpdd.simulation import load_config
+    from fedmpdd.simulation.tasks import load_task
 
-    asked = Goals()
-    if page is not None:
+    if folder is not None:
+        check_plotly()  # the folder is made with its first run
+    elif page is not None:
         check_page(page)
-        given = {name: [value] for name, value in goals.items() if value is not None}
-        asked = Goals(given.get("target", []), given.get("budget", []))  # refuses what a page cannot show
     loaded = load_config(config, overrides)
-    with round_display() as start:
-        shown: dict[str, Any] = {}
-
-        def on_round(text: str, *state: Any) -> None:
-            shown.setdefault(text, None)
-            shown[text] = shown[text] or start(text, loaded.rounds)
-            shown[text](*state)
-
-        rows = list(trained(loaded, codecs, **goals, **options, on_round=on_round))
+    with said_how_to_go_on(_how_to_go_on(folder)):
+        result = compared(
+            [(text, codec_config(loaded, text)) for text in codecs],
+            load_task(loaded, data_dir),
+            [loaded.seed + number for number in range(seeds)],
+            out=folder,
+            goals=goals_of(**goals),
+            baseline=None if baseline is None else codec_config(loaded, baseline).codec,
+            stop_at_target=stop_at_target,
+        )
     if page is not None:
-        write_report(page, Collection([row.run for row in rows]), asked)
-    return rows
+        result.report(page)
+    return result
 
 
-def comparison_table(comparisons: list[Any], target: float | None, budget: int | None) -> Table:
-    """Return codecs side by side: what they reached, in how many rounds, with how many bytes."""
-    columns = {"codec": "left", "trained": "right", "accuracy": "right"}
-    title = ""
-    if target is not None:
-        title = f"rounds and uplink to {target:.0%} test accuracy, and uplink against the first codec"
-        columns |= {"rounds": "right", "uplink": "right", "against": "right"}
-    if budget is not None:
-        columns |= {f"at {readable_bytes(budget)}": "right"}
-    rows = [comparison.as_dict() for comparison in comparisons]
-    first = rows[0]["bytes_to_target"] if rows else None
-    lines: list[list[str]] = []
-    for row in rows:
-        cells = [row["codec"], str(row["rounds"]), _share(row["final_accuracy"])]
-        if target is not None:
-            sent = row["bytes_to_target"]
-            cells += ["–", "–"] if sent is None else [str(row["rounds_to_target"]), readable_bytes(sent)]
-            cells.append(f"1/{first / sent:,.1f}" if sent and first else "–")
-        if budget is not None:
-            cells.append(_share(row["accuracy_at_budget"]))
-        lines.append([*cells, f"{row['seconds']:.1f}"])
-        if row["error"] is not None:
-            lines.append([f"  stopped: {row['error']}"])
-    return table(title, {**columns, "seconds": "right"}, lines)
+def show(result: Any, page: Path | None, as_json: bool) -> None:
+    """Print the table of a comparison, unless its document is printed, and where its page is."""
+    if not as_json:
+        output(as_json).print(result.table())
+    for note in result.notes():
+        messages.print(note, soft_wrap=True)
+    if page is not None:
+        output(as_json).print(f"page: {page.resolve().as_uri()}", soft_wrap=True)
 
 
-def _share(accuracy: float | None) -> str:
-    return "–" if accuracy is None else f"{accuracy:.1%}"
+def _how_to_go_on(folder: Path | None) -> str:
+    if folder is None:
+        return "stopped; nothing was kept: with --out FOLDER a comparison goes on where it was stopped"
+    return f"stopped; the same command with --out {folder} goes on from there"

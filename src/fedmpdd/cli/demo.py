@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from fedmpdd.cli.compare import comparison_table, side_by_side
-from fedmpdd.cli.shared import Json, output, print_json
+from fedmpdd.cli.compare import show, side_by_side
+from fedmpdd.cli.shared import Json, print_json
 
 CONFIG, TARGET = "demo", 0.8
 CODECS = [
@@ -25,8 +25,7 @@ def demo(
 
     Example: fedmpdd demo --out page.html
     """
-    rows = side_by_side(CONFIG, None, CODECS, out, {"target": TARGET})
-    output(as_json).print(comparison_table(rows, TARGET, None))
-    output(as_json).print(f"page: {out.resolve().as_uri()}", soft_wrap=True)
+    result = side_by_side(CONFIG, None, CODECS, out, goals={"target": TARGET})
+    show(result, out, as_json)
     if as_json:
-        print_json({"rows": [row.as_dict() for row in rows], "page": str(out)})
+        print_json({**result.as_dict(), "page": str(out)})

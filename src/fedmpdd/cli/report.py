@@ -16,7 +16,7 @@ def report(
     out: Annotated[Path, typer.Option("--out", "-o", help="The page; one that is there is replaced.")] = Path(
         "report.html"
     ),
-    target: Annotated[list[float] | None, typer.Option(help="Accuracy to reach, like 0.6; may be repeated.")] = None,
+    target: Annotated[list[float] | None, typer.Option(help="Score to reach, like 0.6; may be repeated.")] = None,
     budget: Annotated[list[int] | None, typer.Option(help="Uplink bytes to stay within; may be repeated.")] = None,
     as_json: Json = False,
 ) -> None:

@@ -71,6 +71,15 @@ def parameter_names(codec: type[Codec]) -> list[str]:
     return [field.name for field in fields(codec) if field.init and field.name != "shapes"]  # type: ignore[arg-type]
 
 
+def default_values(codec: type[Codec]) -> dict[str, Any]:
+    """Return what a codec's parameters are where nobody says so; those that must be given are left out."""
+    return {
+        field.name: field.default if field.default_factory is MISSING else field.default_factory()
+        for field in fields(codec)  # type: ignore[arg-type]
+        if field.default is not MISSING or field.default_factory is not MISSING
+    }
+
+
 def make_codec(name: str, parameters: dict[str, Any]) -> Codec:
     """Return a codec by its registered name and parameters, as configs and messages have them; nothing is imported."""
     codec = _registered(name)
@@ -78,7 +87,7 @@ def make_codec(name: str, parameters: dict[str, Any]) -> Codec:
     for key in parameters:
         if key not in known:
             raise CodecError(f"{name} has no parameter {key!r}; it has {', '.join(known) or 'none'}")
-    missing = [key for key in known if key not in parameters and _is_required(codec, key)]
+    missing = [key for key in known if key not in {**default_values(codec), **parameters}]
     if missing:
         raise CodecError(
             f"{name} needs {' and '.join(missing)}; write {':'.join([name, *(f'{key}=…' for key in missing)])}"
@@ -116,11 +125,6 @@ def config_name_of(codec: type[Codec]) -> str:
     if codec.__module__.startswith("fedmpdd.") and CODECS.get(codec.name) is codec:
         return codec.name
     return import_path_of(codec) or name_object(codec)
-
-
-def _is_required(codec: type[Codec], name: str) -> bool:
-    field = next(field for field in fields(codec) if field.name == name)  # type: ignore[arg-type]
-    return field.default is MISSING and field.default_factory is MISSING
 
 
 def _registered(name: str) -> type[Codec]:

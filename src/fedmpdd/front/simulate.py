@@ -102,13 +102,15 @@ def simulate(
             federation = federation_of(config, task)
             training = driver.Training(federation)
             if progress:
-                shown.append(driver.progress(start(str(codec), config.rounds, 0)))
+                shown.append(driver.progress(start(str(codec), config.rounds, 0, config.score)))
             history = driver.train(training, [*shown, *callbacks])
         else:
-            run = _run_at(Path(out), config)
+            run = Run.at(Path(out), config, task=task)
             federation = run.federation
             if progress:
-                shown.append(driver.progress(start(run.folder.name, run.config.rounds, federation.next_round)))
+                shown.append(
+                    driver.progress(start(run.folder.name, config.rounds, federation.next_round, config.score))
+                )
             run.train(callbacks=[*shown, *callbacks])
             history = run.history
     history.model = federation.trained_model
@@ -221,11 +223,6 @@ def _schedule(schedule: Any, rounds: int) -> dict[str, Any]:
     if isinstance(schedule, str):
         return {"kind": schedule, "rounds": rounds if schedule in SCHEDULES and schedule != "constant" else 0}
     return {"kind": _name(schedule)}
-
-
-def _run_at(folder: Path, config: RunConfig) -> Run:
-    """The run of a folder, made or gone on with; the config leads to the task by its name."""
-    return Run.resume_with(folder, config) if folder.exists() else Run.create(folder, config)
 
 
 def _unknown(key: str) -> str:

@@ -15,7 +15,7 @@ from fedmpdd.documents import write_text
 from fedmpdd.errors import InputError, MissingDependencyError, RunError
 from fedmpdd.pages import words
 
-_FILTERS = ("share", "size", "count", "ratio", "points", "plain_bytes", "percent", "breakable")
+_FILTERS = ("score", "size", "count", "ratio", "difference", "plain_bytes", "goal", "named", "breakable")
 
 
 def render(template: str, *, title: str, kicker: str, data: dict[str, Any] | None = None, **context: Any) -> str:
@@ -62,13 +62,18 @@ def write_page(path: Path, page: str, option: str = "--out") -> None:
 
 def check_page(path: Path, option: str = "--out") -> None:
     """Raise before the first round what would otherwise stop the page after the last one."""
-    if importlib.util.find_spec("plotly") is None:
-        raise MissingDependencyError("the page needs plotly, which is missing; in the checkout, pip install '.[train]'")
+    check_plotly()
     folder = path.resolve().parent
     if path.is_dir() or not path.name:
         raise InputError(f"{option} {path} is a folder; name a file in it")
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise InputError(f"{option} {path}: its folder does not exist or cannot be written to; choose another place")
+
+
+def check_plotly() -> None:
+    """Raise MissingDependencyError where no page can be made."""
+    if importlib.util.find_spec("plotly") is None:
+        raise MissingDependencyError("the page needs plotly, which is missing; in the checkout, pip install '.[train]'")
 
 
 def _source(name: str) -> str:

@@ -1,7 +1,7 @@
 "use strict";
 // Draws the curves from the numbers in #data, and wires the buttons. State lives here; a change draws again.
 (() => {
-  const { tasks = [], targets = [], budgets = [] } = JSON.parse(document.getElementById("data").textContent);
+  const { tasks = [], scores = [], targets = [], budgets = [] } = JSON.parse(document.getElementById("data").textContent);
   const root = document.documentElement;
   const PALETTES = {
     light: ["#3b4252", "#1f6feb", "#d9480f", "#2b8a3e", "#8a3ffc", "#b8860b", "#c2255c", "#0b7285"],
@@ -20,20 +20,23 @@
   const colourOf = (index, name) => PALETTES[name][index % PALETTES[name].length];
   const transparent = (hex) => hex + "2e";
 
-  function hover(quantity, axis, withSpread) {
-    const value = quantity === "accuracy" ? "%{y:.1%}" : "%{y:.4g}";
-    const spread = withSpread ? (quantity === "accuracy" ? " ± %{customdata[2]:.1%}" : " ± %{customdata[2]:.2g}") : "";
+  // The score of a task is an accuracy, a share, or another metric, a number.
+  const isShare = (task, quantity) => quantity === "accuracy" && scores[task] === "accuracy";
+
+  function hover(share, axis, withSpread) {
+    const value = share ? "%{y:.1%}" : "%{y:.4g}";
+    const spread = withSpread ? (share ? " ± %{customdata[2]:.1%}" : " ± %{customdata[2]:.2g}") : "";
     const where = axis === "rounds" ? "%{x:,} rounds, %{customdata[1]:.3s}B" : "%{x:.3s}B, %{customdata[0]:,} rounds";
     return `%{fullData.name}<br><b>${value}</b>${spread}<br>${where}<extra></extra>`;
   }
 
-  function line(curve, name, colour, dash, width, quantity, axis, bytes) {
+  function line(curve, name, colour, dash, width, share, axis, bytes) {
     const spread = curve.sd.some((value) => value !== null);
     return {
       type: "scatter", mode: curve.mean.length > 1 ? "lines" : "markers", name: escaped(name),
       x: axis === "rounds" ? curve.rounds : curve[bytes], y: curve.mean,
       customdata: curve.rounds.map((rounds, i) => [rounds, curve[bytes][i], curve.sd[i]]),
-      line: { color: colour, width, dash }, marker: { color: colour }, hovertemplate: hover(quantity, axis, spread),
+      line: { color: colour, width, dash }, marker: { color: colour }, hovertemplate: hover(share, axis, spread),
     };
   }
 
@@ -47,7 +50,7 @@
   }
 
   function traces(task, quantity, axis, themeName) {
-    const { mode, bytes, hidden } = state[task];
+    const { mode, bytes, hidden } = state[task], share = isShare(task, quantity);
     const bands = [], lines = [];
     tasks[task].forEach((group, index) => {
       if (hidden.has(index)) return;
@@ -55,7 +58,7 @@
       const dash = DASHES[Math.floor(index / PALETTES[themeName].length) % DASHES.length];
       const single = (run) =>
         line(run[quantity], `${group.name}, seed ${run.seed}${run.finished ? "" : ", unfinished"}`, colour,
-          run.finished ? dash : UNFINISHED, 1.5, quantity, axis, bytes);
+          run.finished ? dash : UNFINISHED, 1.5, share, axis, bytes);
       if (mode === "seeds") {
         lines.push(...group.runs.map(single));
         return;
@@ -63,7 +66,7 @@
       const mean = group.mean[quantity];
       if (mean.sd.some((value) => value !== null)) bands.push(...band(mean, colour, axis, bytes));
       const style = group.finished ? dash : UNFINISHED;
-      lines.push(line(mean, group.finished ? group.name : `${group.name}, unfinished`, colour, style, 2.2, quantity, axis, bytes));
+      lines.push(line(mean, group.finished ? group.name : `${group.name}, unfinished`, colour, style, 2.2, share, axis, bytes));
       if (group.finished) lines.push(...group.runs.filter((run) => !run.finished).map(single));
     });
     return [...bands, ...lines];
@@ -115,12 +118,12 @@
 
   function layout(task, quantity, axis, themeName) {
     const muted = mutedOf(themeName);
-    const bytes = state[task].bytes;
+    const bytes = state[task].bytes, share = isShare(task, quantity);
     const shapes = [], annotations = [];
     const dotted = { color: muted, width: 1, dash: "dot" };
     if (quantity === "accuracy")
       targets.forEach((target) => {
-        const [shape, annotation] = level(target, `${+(100 * target).toFixed(4)} %`, muted);
+        const [shape, annotation] = level(target, share ? `${+(100 * target).toFixed(4)} %` : `${target}`, muted);
         shapes.push(shape);
         annotations.push(annotation);
       });
@@ -142,8 +145,8 @@
           ...style, type: "log", exponentformat: "SI", ticksuffix: "B", nticks: narrow.matches ? 4 : 8,
           title: { text: `uplink of all clients, ${bytes === "uplink" ? "whole frames" : "payload"}` },
         },
-      yaxis: { ...style, title: { text: quantity === "accuracy" ? "test accuracy" : "training loss" },
-        ...(quantity === "accuracy" ? { tickformat: ".0%" } : {}) },
+      yaxis: { ...style, title: { text: quantity === "accuracy" ? escaped(`test ${scores[task]}`) : "training loss" },
+        ...(share ? { tickformat: ".0%" } : {}) },
     };
   }
 

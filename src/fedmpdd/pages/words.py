@@ -4,18 +4,22 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
+from fedmpdd.imports import OBJECT
 from fedmpdd.runs.history import Statistic
 
 NOTHING = "–"
 _UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
 
 
-def share(value: Statistic | None) -> str:
-    """An accuracy: 88.9 % ± 0.3."""
+def score(value: Statistic | None, name: str) -> str:
+    """A score by the name of its metric: an accuracy as 88.9 ± 0.3 %, any other to four digits, 0.0312 ± 0.0004."""
     if value is None:
         return NOTHING
-    spread = "" if value.sd is None else f" ± {100 * value.sd:.1f}"
-    return f"{100 * value.mean:.1f}{spread} %{_of(value)}"
+    if name == "accuracy":
+        spread = "" if value.sd is None else f" ± {100 * value.sd:.1f}"
+        return f"{100 * value.mean:.1f}{spread} %{_of(value)}"
+    spread = "" if value.sd is None else f" ± {value.sd:.2g}"
+    return f"{value.mean:.4g}{spread}{_of(value)}"
 
 
 def size(value: Statistic | None) -> str:
@@ -43,22 +47,22 @@ def _of(value: Statistic) -> str:
 
 
 def ratio(value: float | None) -> str:
-    """Against the first group: 1/19.4, or × 1.3."""
+    """Against the first group: 1/19.4, or 10 times more."""
     if value is None or value == 0:
         return NOTHING
     if round(value, 3) == 1:
         return "1"
     if value > 1:
-        return f"× {value:,.2f}" if value < 10 else f"× {value:,.0f}"
+        return f"{value:,.2f} times more" if value < 9.995 else f"{value:,.0f} times more"
     return f"1/{1 / value:,.1f}" if value > 0.1 else f"1/{1 / value:,.0f}"
 
 
-def points(value: float | None) -> str:
-    """A difference of accuracies, in percentage points: +0.3, −1.2."""
+def difference(value: float | None, name: str) -> str:
+    """A difference of scores: of accuracies in percentage points, +0.3, −1.2; of others to three digits."""
     if value is None:
         return NOTHING
-    text = f"{100 * value:+.1f}"
-    return "0.0" if text in ("+0.0", "-0.0") else text.replace("-", "−")
+    text = f"{100 * value:+.1f}" if name == "accuracy" else f"{value:+.3g}"
+    return text[1:] if float(text) == 0 else text.replace("-", "−")
 
 
 def plain_bytes(value: int) -> str:
@@ -69,9 +73,14 @@ def plain_bytes(value: int) -> str:
     return f"{value:,} B"
 
 
-def percent(value: float) -> str:
-    """A target that somebody typed: 60 %, 62.5 %."""
-    return f"{round(100 * value, 6):g} %"
+def goal(value: float, name: str) -> str:
+    """A target that somebody typed: 60 %, 62.5 % of an accuracy, 0.05 of a loss."""
+    return f"{round(100 * value, 6):g} %" if name == "accuracy" else f"{value:g}"
+
+
+def named(text: str) -> str:
+    """The name of a dataset, a model or a loss: of an object of the program that ran, what it is called."""
+    return text.removeprefix(OBJECT)
 
 
 def breakable(text: str) -> Markup:

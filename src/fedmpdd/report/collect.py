@@ -21,7 +21,10 @@ class Collection:
 
 
 def collect(paths: Sequence[Path]) -> Collection:
-    """Read every run and audit that is named, or that lies below a folder that is named."""
+    """Read every run and audit that is named, or that lies below a folder that is named.
+
+    A damaged one is left out, with the reason in `left_out`; it is a RunError if nothing is left then.
+    """
     if not paths:
         raise RunError("there is nothing to report on; name run folders, audit folders, or folders that hold some")
     folders: dict[Path, Path] = {}  # the same folder named twice is one
@@ -30,10 +33,15 @@ def collect(paths: Sequence[Path]) -> Collection:
             folders.setdefault(folder.resolve(), folder)
     collection = Collection()
     for folder in folders.values():
-        if is_audit(folder):
-            collection.audits.append(read_audit(folder))
-        else:
-            collection.runs.append(read_run(folder))
+        try:
+            if is_audit(folder):
+                collection.audits.append(read_audit(folder))
+            else:
+                collection.runs.append(read_run(folder))
+        except RunError as error:
+            collection.left_out.append(str(error))
+    if not collection.runs and not collection.audits:
+        raise RunError(f"there is nothing left to report on: {'; '.join(collection.left_out)}")
     _leave_out_copies(collection)
     return collection
 

@@ -34,8 +34,3 @@ def differences(tables: Sequence[dict[str, Any]]) -> Differences:
 def identity(config: RunConfig, **changed: Any) -> str:
     """A text that two configs share when they say the same, in whatever order their keys came."""
     return json.dumps(config.model_dump(mode="json") | changed, sort_keys=True)
-
-
-def codec_text(config: RunConfig) -> str:
-    """The codec in the words of `fedmpdd compare --codecs`, all that is not default included."""
-    return config.codec.words()

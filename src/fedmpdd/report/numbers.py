@@ -7,7 +7,7 @@ from typing import Any
 
 from fedmpdd.errors import ConfigError
 from fedmpdd.report.collect import Collection
-from fedmpdd.report.configs import codec_text, differences, identity
+from fedmpdd.report.configs import differences, identity
 from fedmpdd.runs.history import RunRecord, Statistic, statistic
 
 
@@ -15,19 +15,23 @@ from fedmpdd.runs.history import RunRecord, Statistic, statistic
 class Goals:
     """What the tables of a report say besides the final accuracy; None asks for nothing more."""
 
-    targets: Sequence[float] = ()  # accuracies to reach
+    targets: Sequence[float] = ()  # scores to reach, as accuracies
     budgets: Sequence[int] = ()  # bytes to stay within
-    round_cap: int | None = None  # accuracy within a budget is read no later
+    round_cap: int | None = None  # the score within a budget is read no later
 
     def __post_init__(self) -> None:
         for target in self.targets:
-            if not (math.isfinite(target) and 0 < target <= 1):
-                raise ConfigError(
-                    f"--target {target:g} is no accuracy: expected a number above 0 and up to 1, like 0.6"
-                )
+            if not math.isfinite(target):
+                raise ConfigError(f"target {target:g} is no score: expected a number, like 0.6")
         for budget in self.budgets:
             if budget < 1:
-                raise ConfigError(f"--budget {budget} is no number of bytes: expected 1 or more")
+                raise ConfigError(f"budget {budget} is no number of bytes: expected 1 or more")
+
+    def check(self, score: str) -> None:
+        """Raise ConfigError where a target cannot be met by a score: accuracies go from 0 to 1."""
+        for target in self.targets:
+            if score == "accuracy" and not 0 < target <= 1:
+                raise ConfigError(f"target {target:g} is no accuracy: expected a number above 0 and up to 1, like 0.6")
 
 
 @dataclass(frozen=True)
@@ -50,11 +54,21 @@ class Group:
 
 @dataclass(frozen=True)
 class Task:
-    """Groups that can be compared: one model on one dataset."""
+    """Groups that can be compared: one model on one dataset, by one score."""
 
     dataset: str
     model: str
     groups: list[Group]
+
+    @property
+    def score(self) -> str:
+        """The metric that it goes by, without the minus of those where lower is better."""
+        return self.groups[0].runs[0].config.score.removeprefix("-")
+
+    @property
+    def lower_is_better(self) -> bool:
+        """Whether a smaller score is the better one, as of a loss."""
+        return self.groups[0].runs[0].history.lower_is_better
 
 
 @dataclass(frozen=True)
@@ -86,6 +100,7 @@ class Row:
 
     dataset: str
     model: str
+    score: str  # what the accuracies below are of, where it is another metric
     name: str
     codec: str
     seeds: list[int]  # of the runs that are counted
@@ -105,13 +120,13 @@ class Row:
 
 def tasks_of(runs: Sequence[RunRecord]) -> list[Task]:
     """Sort runs into tasks and groups, in the order in which they came."""
-    by_task: dict[tuple[str, str], dict[str, list[RunRecord]]] = {}
+    by_task: dict[tuple[str, str, str], dict[str, list[RunRecord]]] = {}
     for run in runs:
-        groups = by_task.setdefault((run.config.dataset, run.config.model), {})
+        groups = by_task.setdefault((run.config.dataset, run.config.model, run.config.score), {})
         groups.setdefault(identity(run.config, seed=None, device=None), []).append(run)
     return [
         Task(dataset, model, _named([sorted(group, key=lambda run: run.seed) for group in groups.values()]))
-        for (dataset, model), groups in by_task.items()
+        for (dataset, model, _), groups in by_task.items()
     ]
 
 
@@ -121,12 +136,13 @@ def _named(groups: list[list[RunRecord]]) -> list[Group]:
     named = []
     for group, values in zip(groups, apart.rows, strict=True):
         others = [f"{key}={value}" for key, value in zip(apart.keys, values, strict=True)]
-        named.append(Group(" · ".join([codec_text(group[0].config), *others]), group))
+        named.append(Group(" · ".join([group[0].config.codec.words, *others]), group))
     return named
 
 
 def rows_of(task: Task, goals: Goals) -> list[Row]:
     """One row per group, each against the first."""
+    goals.check(task.score)
     rows: list[Row] = []
     for group in task.groups:
         rows.append(_row(task, group, goals, rows[0] if rows else None))
@@ -140,8 +156,9 @@ def _row(task: Task, group: Group, goals: Goals, first: Row | None) -> Row:
     return Row(
         dataset=task.dataset,
         model=task.model,
+        score=task.score,
         name=group.name,
-        codec=codec_text(runs[0].config),
+        codec=runs[0].config.codec.words,
         seeds=[run.seed for run in runs],
         runs=len(group.runs),
         finished=group.finished,

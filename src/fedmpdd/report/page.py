@@ -6,6 +6,7 @@ from typing import Any
 
 from fedmpdd.pages import builder
 from fedmpdd.pages.audits import context_of
+from fedmpdd.pages.words import named
 from fedmpdd.report.collect import Collection
 from fedmpdd.report.configs import differences
 from fedmpdd.report.numbers import Goals, Task, rows_of, tasks_of
@@ -28,7 +29,12 @@ def render(collection: Collection, goals: Goals = ASKED_NOTHING) -> str:
         "fedmpdd.report:page.html.jinja",
         title=_title(tasks, collection),
         kicker="fedmpdd report",
-        data={"tasks": [curves_of(task) for task in tasks], "targets": targets, "budgets": budgets},
+        data={
+            "tasks": [curves_of(task) for task in tasks],
+            "scores": [task.score for task in tasks],
+            "targets": targets,
+            "budgets": budgets,
+        },
         collection=collection,
         tasks=[{"task": task, "rows": rows_of(task, goals), "window": widest_window(task.groups)} for task in tasks],
         targets=targets,
@@ -41,7 +47,7 @@ def render(collection: Collection, goals: Goals = ASKED_NOTHING) -> str:
 
 
 def _title(tasks: list[Task], collection: Collection) -> str:
-    names = [f"{task.model} on {task.dataset}" for task in tasks]
+    names = [f"{named(task.model)} on {named(task.dataset)}" for task in tasks]
     if not names:
         return "What an attacker gets"
     return ", ".join(names) + (", and what an attacker gets" if collection.audits else "")

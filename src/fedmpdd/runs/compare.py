@@ -1,31 +1,46 @@
-"""Codecs side by side in one federation and one process."""
+"""Codecs side by side on one task, every one with every seed: in this process, or as run folders that go on."""
 
+import hashlib
+import json
+import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedmpdd.errors import ConfigError, InputError
+from fedmpdd.errors import ConfigError, InputError, RunError
 from fedmpdd.runs.driver import Callback, StopWhen, Training, at_target, progress, train
 from fedmpdd.runs.environment import environment
-from fedmpdd.runs.history import History, RunRecord
+from fedmpdd.runs.folders import Run
+from fedmpdd.runs.history import History, RunRecord, read_config, read_run
+from fedmpdd.runs.settings import check_same_run
 from fedmpdd.simulation.config import RunConfig, apply_overrides, parse_config
-from fedmpdd.simulation.engine import Federation, federation_of
+from fedmpdd.simulation.engine import federation_of
 from fedmpdd.simulation.replay import model_sha256
-from fedmpdd.tasks.data import load
-from fedmpdd.uplink.codec_config import codec_overrides
+from fedmpdd.tasks.task import Task
+from fedmpdd.uplink.codec_config import CodecConfig, codec_overrides
 
-OnRound = Callable[[str, int, float | None, int, int], None]  # which codec, and what `progress` shows
+Show = Callable[[int, float | None, int, int], None]  # what `progress` shows
+LONGEST_NAME = 100  # characters of a codec in the name of a folder
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """How one codec did."""
+class Trial:
+    """One training of a comparison: a codec with a seed."""
+
+    codec: str
+    config: RunConfig
+    folder: Path | None = None  # None to keep nothing on the disk
+
+
+@dataclass(frozen=True)
+class Trained:
+    """How one training did."""
 
     codec: str
     run: RunRecord
-    seconds: float
+    seconds: float | None  # of training in this process; None where the folder had all of it
     error: str | None  # why it stopped early, if it did
     target: float | None
     budget: int | None
@@ -37,6 +52,7 @@ class Comparison:
         """
         history = self.run.history
         reached = None if self.target is None else history.first_at(self.target)
+        tested = history.evaluations[-1] if history.evaluations else None
         return {
             "codec": self.codec,
             "bytes_to_target": reached and reached.uplink_bytes,
@@ -48,6 +64,13 @@ class Comparison:
             "seconds": self.seconds,
             "history": [(entry.rounds, entry.uplink_bytes, entry.accuracy) for entry in history.evaluations],
             "error": self.error,
+            "seed": self.run.seed,
+            "state": self.run.state,
+            "score": history.score.removeprefix("-"),  # what the accuracies above are of
+            "metrics": dict(tested.metrics) if tested else {},
+            "test_loss": tested and tested.loss_of_test,
+            "payload_bytes": history.last.payload_bytes,
+            "downlink_bytes": history.last.downlink_bytes,
         }
 
 
@@ -58,44 +81,134 @@ def codec_config(config: RunConfig, text: str) -> RunConfig:
     return parse_config(apply_overrides(values, codec_overrides(text)))
 
 
+def trials_of(
+    configs: Sequence[tuple[str, RunConfig]],
+    seeds: Sequence[int],
+    below: Path | None = None,
+    baseline: CodecConfig | None = None,
+) -> list[Trial]:
+    """Return every codec with every seed.
+
+    configs: with the names of the codecs, which are all that they differ in. below: the folder of the run folders.
+    baseline: the codec that comes first, and is one of them.
+    """
+    if not configs:
+        raise ConfigError("there is nothing to compare; name codecs, like fedsgd and mpdd:m=400")
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise ConfigError(f"seeds = {list(seeds)}: expected one at least, each once")
+    by_codec: dict[str, tuple[str, RunConfig]] = {}
+    for name, config in configs:
+        other = by_codec.setdefault(_key(config.codec), (name, config))
+        if other[1] is not config:
+            raise ConfigError(f"{name} and {other[0]} are the same codec; leave one of them out")
+    if baseline is not None:
+        if _key(baseline) not in by_codec:
+            names = ", ".join(name for name, _ in configs)
+            raise ConfigError(f"baseline {baseline.words} is none of the codecs {names}; add it to them")
+        by_codec = {_key(baseline): by_codec[_key(baseline)], **by_codec}
+    trials = []
+    for name, config in by_codec.values():
+        for seed in seeds:
+            folder = None if below is None else below / f"{_folder_name(config.codec.words)}-seed-{seed}"
+            trials.append(Trial(name, parse_config({**config.model_dump(mode="json"), "seed": seed}), folder))
+    return trials
+
+
 def compare(
-    config: RunConfig,
-    codecs: list[str],
+    trials: Sequence[Trial],
+    task: Task,
     *,
     target: float | None = None,
     budget: int | None = None,
     stop_at_target: bool = False,
-    data_dir: Path | None = None,
-    on_round: OnRound | None = None,
-) -> Iterator[Comparison]:
-    """Train the federation of `config` once per codec."""
-    if not codecs:
-        raise ConfigError("there is nothing to compare; name codecs, like --codecs fedsgd,mpdd:m=400")
+    callbacks: Sequence[Callback] = (),
+    shown: Callable[[Trial], Show | None] = lambda trial: None,
+) -> tuple[list[Trained], list[str]]:
+    """Train what is missing of some trials, and return how all did, and which were left out and why.
+
+    A folder whose run is finished is read, one that is half-way goes on, and a damaged one is left out.
+    """
     if stop_at_target and target is None:
         raise ConfigError("--stop-at-target needs a --target to stop at")
-    dataset = load(config.dataset, data_dir)
-    # All are built before the first one is trained: a codec that does not fit the model is refused now.
-    federations = [(text, federation_of(codec_config(config, text), dataset)) for text in codecs]
-    for text, federation in federations:
-        callbacks: list[Callback] = []
-        if on_round is not None:
-            callbacks.append(progress(lambda *shown, text=text: on_round(text, *shown)))
+    _check(trials, task)
+    trained: list[Trained] = []
+    left_out: list[str] = []
+    for trial in trials:
+        show = shown(trial)
+        beside = list(callbacks) if show is None else [progress(show), *callbacks]
         if stop_at_target and target is not None:
-            callbacks.append(StopWhen(at_target(target, budget)))
-        start = time.perf_counter()
-        history, error = _trained(federation, callbacks)
-        seconds = time.perf_counter() - start
-        sent = {"rounds": history.last.rounds, "uplink_bytes": history.last.uplink_bytes}
-        summary = {**sent, "model_sha256": model_sha256(federation.flat)}
-        starts = ({"from_round": 0, **environment()},)
-        run = RunRecord(Path(text), federation.config, history, starts, summary)
-        yield Comparison(text, run, seconds, error, target, budget)
+            beside.append(StopWhen(at_target(target, budget)))
+        was_there = trial.folder is not None and trial.folder.exists()
+        try:
+            run, seconds, error = (_in_memory if trial.folder is None else _in_folder)(trial, task, beside)
+        except RunError as problem:
+            if not was_there:
+                raise
+            left_out.append(str(problem))
+        else:
+            trained.append(Trained(trial.codec, run, seconds, error, target, budget))
+    if not trained:
+        raise RunError(f"there is nothing left to compare: {'; '.join(left_out)}")
+    return trained, left_out
 
 
-def _trained(federation: Federation, callbacks: list[Callback]) -> tuple[History, str | None]:
-    """The history of a federation, and the error that ended it if one did: the other codecs still count."""
+def _check(trials: Sequence[Trial], task: Task) -> None:
+    """Refuse before the first round what could not be trained, and folders of other settings."""
+    for trial in trials:
+        if trial.config.seed == trials[0].config.seed:
+            federation_of(trial.config, task).close()
+        if trial.folder is None or not trial.folder.exists():
+            continue
+        try:
+            kept = read_config(trial.folder)
+        except (RunError, ConfigError):
+            continue  # it is left out when its turn comes
+        check_same_run(trial.folder, kept, trial.config)
+
+
+Outcome = tuple[RunRecord, float | None, str | None]  # the run, seconds of training, and what ended it early
+
+
+def _in_memory(trial: Trial, task: Task, callbacks: Sequence[Callback]) -> Outcome:
+    federation = federation_of(trial.config, task)
     training = Training(federation)
+    seconds, error = _timed(lambda: train(training, callbacks))
+    history: History = training.history
+    sent = {"rounds": history.last.rounds, "uplink_bytes": history.last.uplink_bytes}
+    summary = {**sent, "model_sha256": model_sha256(federation.flat)}
+    starts = ({"from_round": 0, **environment()},)
+    return RunRecord(Path(trial.codec), federation.config, history, starts, summary), seconds, error
+
+
+def _in_folder(trial: Trial, task: Task, callbacks: Sequence[Callback]) -> Outcome:
+    folder = trial.folder
+    assert folder is not None
+    if folder.exists():
+        run = read_run(folder)
+        if run.state == "diverged" or run.history.last.rounds == trial.config.rounds:
+            return run, None, (run.summary or {}).get("diverged")
+    current = Run.at(folder, trial.config, task=task)
+    seconds, error = _timed(lambda: current.train(callbacks=callbacks))
+    return read_run(folder), seconds, error
+
+
+def _timed(training: Callable[[], object]) -> tuple[float, str | None]:
+    """Train, and return the seconds it took and the error that ended it if one did: the other codecs still count."""
+    start, error = time.perf_counter(), None
     try:
-        return train(training, callbacks), None
-    except InputError as error:
-        return training.history, str(error)
+        training()
+    except InputError as problem:
+        error = str(problem)
+    return time.perf_counter() - start, error
+
+
+def _key(codec: CodecConfig) -> str:
+    """A text that two codecs share when they are the same, in whatever order their parameters came."""
+    return json.dumps(codec.model_dump(mode="json"), sort_keys=True)
+
+
+def _folder_name(words: str) -> str:
+    """A codec as the name of a folder, on every system, and another one for every codec."""
+    name = re.sub(r"[^\w.=+-]", "_", words)[:LONGEST_NAME]
+    is_plain = re.fullmatch(r"[\w.=+:-]+", words, re.ASCII) and len(words) <= LONGEST_NAME
+    return name if is_plain else f"{name}-{hashlib.sha256(words.encode()).hexdigest()[:8]}"

@@ -161,7 +161,14 @@ class StopWhen(Callback):
         self._reason_of = reason_of
         self.reason: str | None = None
 
+    def begin(self, training: Training) -> None:
+        if training.history.rounds:  # it goes on, and may have been over already
+            self._ask(training)
+
     def after_round(self, training: Training, metrics: RoundMetrics) -> None:
+        self._ask(training)
+
+    def _ask(self, training: Training) -> None:
         self.reason = self._reason_of(training.history)
         training.is_over = training.is_over or self.reason is not None
 
@@ -197,11 +204,11 @@ class AfterRound(Callback):
 
 
 def progress(show: Callable[[int, float | None, int, int], None]) -> Callback:
-    """Have rounds shown: how many, the newest accuracy, uplink bytes so far, and what FedSGD would have sent."""
+    """Have rounds shown: how many, the newest score, uplink bytes so far, and what FedSGD would have sent."""
 
     def show_round(training: Training, metrics: RoundMetrics) -> None:
         last = training.history.last
-        show(last.rounds, metrics.accuracy, last.uplink_bytes, 4 * training.federation.model.d * last.updates)
+        show(last.rounds, last.accuracy, last.uplink_bytes, 4 * training.federation.model.d * last.updates)
 
     return AfterRound(show_round)
 
@@ -224,7 +231,9 @@ class TensorBoard(Callback):
         self._writer = SummaryWriter(str(self._folder))
 
     def after_round(self, training: Training, metrics: RoundMetrics) -> None:
-        for name, value in metrics.as_dict().items():
+        scalars = metrics.as_dict()
+        scalars |= scalars.pop("metrics", {})
+        for name, value in scalars.items():
             if name != "round" and value is not None:
                 self._writer.add_scalar(name, value, metrics.round)
         self._writer.flush()

@@ -32,9 +32,10 @@ from fedmpdd.runs.history import read_metrics as read_metrics
 from fedmpdd.runs.settings import changes, check_same_run, fixed, in_words, noted, with_changes
 from fedmpdd.server import checkpoints
 from fedmpdd.simulation.config import RunConfig, parse_config
-from fedmpdd.simulation.engine import Federation, RoundMetrics, make_federation
+from fedmpdd.simulation.engine import Federation, RoundMetrics, federation_of, make_federation
 from fedmpdd.simulation.journal import JOURNAL, Header, Journal, JournalReader
 from fedmpdd.simulation.replay import ANOTHER_START, model_sha256
+from fedmpdd.tasks.task import Task
 
 CHECKPOINT, LOCK = "checkpoint.safetensors", ".lock"
 
@@ -77,13 +78,28 @@ class Run:
         self._journal: Journal | None = None
 
     @classmethod
-    def create(cls, folder: Path, config: RunConfig, data_dir: Path | None = None) -> "Run":
+    def at(cls, folder: Path, config: RunConfig, data_dir: Path | None = None, *, task: Task | None = None) -> "Run":
+        """Return the run of a folder: a new one, or one that goes on; `resume` says what of its settings may differ.
+
+        task: what the config names, where it is loaded already.
+        """
+        if not folder.exists():
+            return cls.create(folder, config, data_dir, task=task)
+        kept = read_config(folder)
+        check_same_run(folder, kept, config)
+        device = {"device": kept.device} if config.device == "auto" else {}
+        return cls._resumed(folder, config.model_copy(update=device), data_dir, task)
+
+    @classmethod
+    def create(
+        cls, folder: Path, config: RunConfig, data_dir: Path | None = None, *, task: Task | None = None
+    ) -> "Run":
         """Make a new run folder; nothing is written over."""
         if folder.exists():
             raise RunError(
                 f"{folder} exists already; choose another --out, or go on with it: fedmpdd run --resume {folder}"
             )
-        federation = make_federation(config, data_dir)  # before anything is written: it may refuse the config
+        federation = _federation(config, data_dir, task)  # before anything is written: it may refuse the config
         # The folder appears with its config in it: a kill in between leaves nothing that looks like a run.
         made = folder.with_name(f".{folder.name}-{os.getpid()}")
         try:
@@ -119,17 +135,10 @@ class Run:
             >>> Run.resume(Path("runs/demo-001"), rounds=300).train()  # doctest: +SKIP
 
         """
-        return cls._at(folder, with_changes(folder, read_config(folder, trust_imports), settings), data_dir)
+        return cls._resumed(folder, with_changes(folder, read_config(folder, trust_imports), settings), data_dir)
 
     @classmethod
-    def resume_with(cls, folder: Path, config: RunConfig) -> "Run":
-        """Open a run folder by a config that somebody else made; `resume` says what of it may differ."""
-        kept = read_config(folder)
-        check_same_run(folder, kept, config)
-        return cls._at(folder, config.model_copy(update={"device": kept.device} if config.device == "auto" else {}))
-
-    @classmethod
-    def _at(cls, folder: Path, config: RunConfig, data_dir: Path | None = None) -> "Run":
+    def _resumed(cls, folder: Path, config: RunConfig, data_dir: Path | None = None, task: Task | None = None) -> "Run":
         done = sum(1 for _ in read_metrics(folder))
         if done > config.rounds:
             raise RunError(
@@ -137,7 +146,7 @@ class Run:
                 "folder"
             )
         lock = FolderLock(folder)
-        run = cls(folder, config, make_federation(config, data_dir), lock)
+        run = cls(folder, config, _federation(config, data_dir, task), lock)
         if config.journaled:
             with JournalReader(folder / JOURNAL) as reader:
                 run._begin_as(reader)
@@ -285,6 +294,10 @@ class Run:
         write_json(path, [*starts, {"from_round": self.federation.next_round, **here}])
         if changes(kept, self.config):
             write_json(self.folder / CONFIG, table)
+
+
+def _federation(config: RunConfig, data_dir: Path | None, task: Task | None) -> Federation:
+    return make_federation(config, data_dir) if task is None else federation_of(config, task)
 
 
 def read_checkpoint(

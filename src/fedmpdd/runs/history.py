@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from fedmpdd.documents import Expected, is_count, is_number, parse_json, problem_in, read_json
-from fedmpdd.errors import ConfigError, DocumentError, RunError
+from fedmpdd.errors import ConfigError, DocumentError, MissingDependencyError, RunError
 from fedmpdd.imports import Trust, check_trust, import_paths
 from fedmpdd.runs.settings import check_unchanged, without_noted
 from fedmpdd.simulation.config import RunConfig, parse_config
@@ -98,6 +98,33 @@ class History:
         """The accuracy that was measured last."""
         return self.evaluations[-1].accuracy if self.evaluations else None
 
+    def to_frame(self) -> Any:
+        """Return a DataFrame of pandas with a row per round: losses, metrics, and the bytes of all rounds so far.
+
+        Example:
+            >>> History().to_frame().empty
+            True
+
+        """
+        return frame_of(self.as_rows())
+
+    def as_rows(self) -> list[dict[str, Any]]:
+        """Return what `to_frame` holds, a dict per round; metrics are None where the model was not tested."""
+        names = dict.fromkeys(name for entry in self.evaluations for name in entry.metrics)
+        return [
+            {
+                "rounds": entry.rounds,
+                "loss": entry.loss,
+                "test_loss": entry.loss_of_test,
+                **{name: entry.metrics.get(name) for name in names},
+                "uplink_bytes": entry.uplink_bytes,
+                "payload_bytes": entry.payload_bytes,
+                "downlink_bytes": entry.downlink_bytes,
+                "updates": entry.updates,
+            }
+            for entry in self.rounds
+        ]
+
     @property
     def lower_is_better(self) -> bool:
         """Whether a smaller score is the better one, as of a loss."""
@@ -129,6 +156,16 @@ class History:
     def fell_back(self, target: float) -> bool:
         """Return whether it diverged, or ended below a target that it had reached."""
         return self.diverged or (self.first_at(target) is not None and not self.meets(self.final_accuracy, target))
+
+
+def frame_of(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """Return rows as a DataFrame, or raise MissingDependencyError."""
+    try:
+        import pandas
+    except ModuleNotFoundError:
+        message = "to_frame needs the package pandas, which is missing; pip install pandas"
+        raise MissingDependencyError(message) from None
+    return pandas.DataFrame(list(rows))
 
 
 @dataclass(frozen=True)
@@ -279,7 +316,7 @@ def _row_of(line: bytes) -> dict[str, Any] | None:
         row = parse_json(line) if line.endswith(b"\n") else None
     except DocumentError:
         return None
-    return row if isinstance(row, dict) and {"round", *_EXPECTED} - {"loss"} <= set(row) else None
+    return row if isinstance(row, dict) and {"round", *_EXPECTED} - _OPTIONAL <= set(row) else None
 
 
 def _damaged_line(path: Path, number: int, problem: str) -> RunError:
@@ -296,5 +333,12 @@ _EXPECTED: Expected = {
         lambda value: value is None or (is_number(value) and 0 <= value <= 1),
         "null or a number from 0 to 1",
     ),
-    "loss": (lambda value: value is None or is_number(value), "null or a number"),
+    **dict.fromkeys(("loss", "test_loss"), (lambda value: value is None or is_number(value), "null or a number")),
+    "metrics": (
+        lambda value: (
+            value is None or (isinstance(value, dict) and all(one is None or is_number(one) for one in value.values()))
+        ),
+        "null or a table of numbers",
+    ),
 }
+_OPTIONAL = {"loss", "test_loss", "metrics"}  # which lines of some versions or tasks lack

@@ -23,9 +23,9 @@ def changes(then: RunConfig, now: RunConfig) -> Changes:
     return {key: (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}
 
 
-def fixed(changed: Changes) -> Changes:
+def fixed(changed: Changes, free: Sequence[str] = FREE_SETTINGS) -> Changes:
     """Return those of some changes that make another run."""
-    return {key: values for key, values in changed.items() if key not in FREE_SETTINGS}
+    return {key: values for key, values in changed.items() if key not in free}
 
 
 def in_words(changed: Changes) -> str:
@@ -33,12 +33,12 @@ def in_words(changed: Changes) -> str:
     return ", ".join(f"{key}: {_short(old)} → {_short(new)}" for key, (old, new) in changed.items())
 
 
-def check_same_run(folder: Path, then: RunConfig, now: RunConfig) -> None:
+def check_same_run(folder: Path, then: RunConfig, now: RunConfig, free: Sequence[str] = FREE_SETTINGS) -> None:
     """Raise RunError if a folder cannot be gone on with by a config, since it is of another run."""
-    if other := fixed(changes(then, now)):
+    if other := fixed(changes(then, now), free):
         raise RunError(
             f"{folder} is a run with other settings, {in_words(other)}; a run goes on with its own, but for "
-            f"{', '.join(FREE_SETTINGS)}: choose another folder, or give what it was made with"
+            f"{', '.join(free)}: choose another folder, or give what it was made with"
         )
 
 

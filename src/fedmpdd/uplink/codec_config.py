@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 
 from fedmpdd.codecs import Codec, make_codec
-from fedmpdd.codecs.registry import CODECS, codec_named, config_name_of, parameter_names
+from fedmpdd.codecs.registry import CODECS, codec_named, config_name_of, default_values, parameter_names
 from fedmpdd.documents import parse_override
 from fedmpdd.errors import ConfigError, InputError
 from fedmpdd.imports import is_import_path, parse_import_path
@@ -60,7 +60,7 @@ class CodecConfig(BaseModel):
 
     @classmethod
     def of(cls, codec: Codec) -> "CodecConfig":
-        """Return the config of a codec that is there as an object.
+        """Return the config of a codec that is there as an object; what is default is left out, as in words.
 
         A class of somebody's own stands in it by its import path, or, where it has none, by a name that this process
         alone knows.
@@ -72,7 +72,9 @@ class CodecConfig(BaseModel):
                     f"{codec.name} has {name} = {value!r:.60}, which no file can hold; parameters of a codec are "
                     "numbers, words, truth values, None, and tuples of these"
                 )
-        return cls.model_validate({"name": config_name_of(type(codec)), **values})
+        usual = default_values(type(codec))
+        changed = {name: value for name, value in values.items() if name not in usual or value != usual[name]}
+        return cls.model_validate({"name": config_name_of(type(codec)), **changed})
 
     def protection(self) -> Protection | None:
         """Return what protects updates, if anything does."""
@@ -95,10 +97,11 @@ class CodecConfig(BaseModel):
         except InputError as error:
             raise ConfigError(str(error).removeprefix("codec.")) from None
 
+    @property
     def words(self) -> str:
-        """Return the text that `parse_codec` reads as this config: all that is not default, its own parameters first.
+        """The text that `parse_codec` reads as this config: all that is not default, its own parameters first.
 
-        >>> parse_codec("mpdd:keys=shared:m=400").words()
+        >>> parse_codec("mpdd:keys=shared:m=400").words
         'mpdd:m=400:keys=shared'
         """
         values = self.model_dump(mode="json", exclude_defaults=True, exclude={"name"})
@@ -152,6 +155,32 @@ def parse_codec(text: str) -> CodecConfig:
         return CodecConfig.model_validate(values)
     except ValidationError as error:
         raise ConfigError("; ".join(explain(problem, ("codec",)) for problem in error.errors())) from None
+
+
+def codec_list(text: str, option: str = "--codecs") -> list[str]:
+    """Return the codecs of a list with commas, or raise ConfigError.
+
+    Args:
+        text: such as `fedsgd,mpdd:m=400,mycodec.py:Mine(m=3,size=2)`. Commas in brackets are part of a codec.
+        option: that the text was given with, for the message.
+
+    Example:
+        >>> codec_list("fedsgd, mpdd:m=400")
+        ['fedsgd', 'mpdd:m=400']
+
+    """
+    if sum(map(text.count, "([{")) != sum(map(text.count, ")]}")):
+        raise ConfigError(f"{option} {text!r:.200}: a bracket has no partner; write mycodec.py:Mine(m=3,size=2)")
+    codecs: list[str] = []
+    for piece in filter(None, map(str.strip, _split(text, ","))):
+        if re.match(r"\w+\s*=", piece):  # a name of a codec has no =
+            codec = f"{codecs[-1]}:{piece}" if codecs else f"mpdd:{piece}"
+            raise ConfigError(
+                f"{option} {text!r:.200}: {piece} came where a codec begins; parameters follow a colon, not a comma: "
+                f"{codec}"
+            )
+        codecs.append(piece)
+    return codecs
 
 
 def codec_overrides(text: str) -> list[str]:

@@ -151,7 +151,7 @@ def plan_of(d: int, n: int, text: str, alignment: float | None = None) -> Plan:
     codec = config.build().for_shapes([(d,)])
     codec.check(d)
     partitioned, sends = config.keys == "partitioned", config.keys == "sent"
-    return replace(_plan(codec, d, n, alignment, partitioned=partitioned, sends_seed=sends), codec=config.words())
+    return replace(_plan(codec, d, n, alignment, partitioned=partitioned, sends_seed=sends), codec=config.words)
 
 
 def _plan(codec: Codec, d: int, n: int, alignment: float | None, *, partitioned: bool, sends_seed: bool) -> Plan:
