@@ -74,13 +74,16 @@ class CrossEntropy(Loss):
         return summed, int((targets != IGNORED).sum())
 
     @staticmethod
-    def check(outputs: Tensor, targets: Tensor, classes: NDArray[np.int64] | None = None) -> None:
+    def check(
+        outputs: Tensor, targets: Tensor, classes: NDArray[np.int64] | None = None, what: str = "examples"
+    ) -> None:
         """Raise ConfigError for outputs and targets that this loss would take and not mean.
 
         Args:
             outputs: of some examples.
             targets: theirs.
             classes: of all examples, if they are known.
+            what: how messages call the examples.
 
         """
         if targets.is_floating_point():
@@ -105,7 +108,7 @@ class CrossEntropy(Loss):
             classes = targets[targets != IGNORED].cpu().numpy()
         if classes.size and not 0 <= classes.min() <= classes.max() < outputs.shape[1]:
             raise ConfigError(
-                f"the examples have classes {classes.min()} to {classes.max()}, and the model has "
+                f"the {what} have classes {classes.min()} to {classes.max()}, and the model has "
                 f"{outputs.shape[1]} outputs; expected classes from 0 to {outputs.shape[1] - 1}"
             )
 
