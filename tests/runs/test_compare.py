@@ -169,7 +169,7 @@ def test_folders_of_other_settings_are_refused_and_damaged_ones_left_out(task: T
     compare(trials(codecs, SHORT, below=tmp_path), task)
     other = parse_config({**BASE, "rounds": 6, "evaluate_every": 2, "lr": 0.3})
     with pytest.raises(
-        RunError, match=r"fedsgd-seed-17 was trained with lr = 0.2, and now it is 0.3; use another --out"
+        RunError, match=r"fedsgd-seed-17 was trained with other settings: lr: 0\.2 → 0\.3; choose another folder"
     ):
         compare(trials(codecs, other, below=tmp_path), task)
     (tmp_path / "fedsgd-seed-17" / METRICS).write_text("{}\n{}\n")
