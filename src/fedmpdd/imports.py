@@ -171,8 +171,8 @@ def words_and_line_of(error: BaseException) -> str:
 
     """
     frames = traceback.extract_tb(error.__traceback__)
-    theirs = [frame for frame in frames if not set(Path(frame.filename).parts) & _NOT_THEIRS]
-    theirs = [frame for frame in theirs if not Path(frame.filename).is_relative_to(_PACKAGE)]
+    paths = [(frame, Path(frame.filename)) for frame in frames if not frame.filename.endswith(".pyx")]
+    theirs = [frame for frame, path in paths if not set(path.parts) & _NOT_THEIRS and _PACKAGE not in path.parents]
     where = f", in line {theirs[-1].lineno} of {Path(theirs[-1].filename).name}" if theirs else ""
     return f"{words_of(error)}{where}"
 

@@ -103,7 +103,7 @@ def test_everything_is_checked_before_the_first_round(task: Task) -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             trained(codecs, task, callbacks=[heard])
-    with pytest.raises(ConfigError, match="needs a --target"):
+    with pytest.raises(ConfigError, match="came without a target"):
         trained(["mpdd:m=4"], task, stop_at_target=True)
     for seeds in ([], [1, 1]):
         with pytest.raises(ConfigError, match="expected one at least, each once"):
@@ -169,7 +169,7 @@ def test_folders_of_other_settings_are_refused_and_damaged_ones_left_out(task: T
     compare(trials(codecs, SHORT, below=tmp_path), task)
     other = parse_config({**BASE, "rounds": 6, "evaluate_every": 2, "lr": 0.3})
     with pytest.raises(
-        RunError, match=r"fedsgd-seed-17 was trained with lr = 0.2, and now it is 0.3; use another --out"
+        RunError, match=r"fedsgd-seed-17 was trained with other settings: lr: 0\.2 → 0\.3; choose another folder"
     ):
         compare(trials(codecs, other, below=tmp_path), task)
     (tmp_path / "fedsgd-seed-17" / METRICS).write_text("{}\n{}\n")

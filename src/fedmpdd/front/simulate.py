@@ -225,8 +225,8 @@ def _server(server: Any) -> tuple[dict[str, Any], float | None]:
     if isinstance(server, str):
         if server not in OPTIMISERS and not is_named(server):
             raise ConfigError(
-                f"server = {server!r}: expected {', '.join(OPTIMISERS)}, a path such as torch.optim:AdamW, or a function "
-                "from parameters to an optimiser"
+                f"server = {server!r}: expected {', '.join(OPTIMISERS)}, a path such as torch.optim:AdamW, or a "
+                "function from parameters to an optimiser"
             )
         return {"optimiser": server}, None
     trial = make_optimiser(server, [nn.Parameter(torch.zeros(1))], "server")

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from fedmpdd.documents import Expected, is_count, is_number, parse_json, problem_in, read_json
 from fedmpdd.errors import ConfigError, DocumentError, MissingDependencyError, RunError
 from fedmpdd.imports import Trust, check_trust, import_paths, shown
-from fedmpdd.runs.settings import check_unchanged, without_noted
+from fedmpdd.runs.settings import check_unchanged, without_config_record
 from fedmpdd.simulation.config import RunConfig, parse_config
 
 CONFIG, ENVIRONMENT, METRICS, SUMMARY = "config.json", "environment.json", "metrics.jsonl", "summary.json"
@@ -69,7 +69,7 @@ class History:
 
         """
         if not isinstance(folder, str | Path):
-            raise RunError(f"History.read({shown(folder)}): expected a run folder, like \"runs/first\"")
+            raise RunError(f'History.read({shown(folder)}): expected a run folder, like "runs/first"')
         return read_run(Path(folder)).history
 
     @classmethod
@@ -255,7 +255,7 @@ def read_run(folder: Path) -> RunRecord:
             f"{folder / METRICS} has {history.last.rounds} rounds, but {CONFIG} says rounds = {config.rounds}: one of "
             "them was changed; leave this folder out"
         )
-    return RunRecord(folder, config, history, tuple(map(without_noted, starts)), summary)
+    return RunRecord(folder, config, history, tuple(map(without_config_record, starts)), summary)
 
 
 def read_history(folder: Path, score: str = "accuracy") -> tuple[History, dict[str, Any] | None]:

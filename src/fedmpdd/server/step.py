@@ -99,7 +99,6 @@ class Schedule:
         share = 1 - done if self.kind == "linear" else (1 + math.cos(math.pi * done)) / 2
         return round(self.final + (1 - self.final) * share, 12)  # the last bits of a cosine depend on the machine
 
-
     def _factor_of_own(self, round_number: int) -> float:
         try:
             factor = float(named_object(self.kind, "schedule.kind")(round_number))

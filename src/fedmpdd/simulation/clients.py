@@ -166,7 +166,7 @@ class ClientStep:
                 how = "" if self._method == "loop" else ' all clients at once; try gradients = "auto"'
                 text = words_and_line_of(problem)
                 raise ConfigError(f"the model cannot be differentiated{how}: {text}") from problem
-            self._method = {"layers": "vmap", "vmap": "loop"}[self._method]
+            self._method = "vmap" if self._method == "layers" else "loop"
 
     def _problem_with(self, flat: Tensor, rows: _Rows) -> Exception | None:
         """Return what the gradients of some clients raise, taken by the method that is chosen."""

@@ -80,7 +80,7 @@ class Evaluator:
             number = self._store.not_finite()
             if number is not None:
                 raise DataError(
-                    f"the test loss is {total}, and test example {number} holds NaN or infinity; leave such examples out"
+                    f"the test loss is {total}, and test example {number} holds NaN or infinity; leave such ones out"
                 )
         metrics = {
             name.removeprefix("-"): _value(name, metric, [part[number] for part in parts])
@@ -130,7 +130,9 @@ def _value(name: str, metric: Metric, parts: list[Any]) -> float:
     except Exception as error:
         raise ConfigError(f"metric {name} cannot be taken of test examples: {words_and_line_of(error)}") from error
     if name == "accuracy" and not 0 <= value <= 1 and not math.isnan(value):
-        raise ConfigError(f"metric accuracy gives {value:g}; expected a number from 0 to 1: give another metric its name")
+        raise ConfigError(
+            f"metric accuracy gives {value:g}; expected a number from 0 to 1: give another metric its name"
+        )
     return value
 
 

@@ -107,8 +107,10 @@ class CrossEntropy(Loss):
         if classes is None:
             classes = targets[targets != IGNORED].cpu().numpy()
         if classes.size and not 0 <= classes.min() <= classes.max() < outputs.shape[1]:
+            first, last = classes.min(), classes.max()
+            there = f"class {first}" if first == last else f"classes {first} to {last}"
             raise ConfigError(
-                f"the {what} have classes {classes.min()} to {classes.max()}, and the model has "
+                f"the {what} have {there}, and the model has "
                 f"{outputs.shape[1]} outputs; expected classes from 0 to {outputs.shape[1] - 1}"
             )
 

@@ -307,7 +307,11 @@ def as_store(data: Any, columns: Columns | None = None) -> Store:
     if isinstance(data, dict) and data and all(_is_array(part) for part in data.values()):
         leaves = {name: _tensor(part) for name, part in data.items()}
         return TensorStore(leaves if columns is None else _by_columns(leaves, columns))
-    if isinstance(data, dict) or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")) or isinstance(data, str | bytes):
+    if (
+        isinstance(data, dict)
+        or not (hasattr(data, "__len__") and hasattr(data, "__getitem__"))
+        or isinstance(data, str | bytes)
+    ):
         raise DataError(
             f"data of type {type(data).__name__} came; expected a dataset with a length, a tuple (inputs, targets) of "
             "arrays or tensors, or a dict of them"

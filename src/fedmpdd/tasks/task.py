@@ -2,6 +2,7 @@
 
 import copy
 import difflib
+import hashlib
 import math
 import re
 import warnings
@@ -14,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils._pytree import tree_leaves
 
 from fedmpdd.errors import ConfigError, DataError, FedmpddError
 from fedmpdd.imports import shown, words_and_line_of
@@ -26,6 +28,8 @@ from fedmpdd.tasks.models import FlatModel
 from fedmpdd.tasks.objective import Objective
 from fedmpdd.tasks.randomness import ClientRandomness
 from fedmpdd.tasks.stores import Columns, JoinedStore, Store, as_store
+
+_LOOKED_AT = 16  # examples and clients that a fingerprint is made of
 
 Maker = Callable[[str, int], tuple[FlatModel, Tensor]]  # of a model and its first parameters, from init and seed
 
@@ -190,6 +194,30 @@ def partition(
     )
 
 
+def fingerprint(task: Task) -> str:
+    """Return a hash by which a run tells that it would go on with another model or other examples.
+
+    It is of the layers of the model, of how many examples there are, who holds which, and the first few of them.
+
+    Args:
+        task: that is trained.
+
+    """
+    digest = hashlib.sha256()
+    layers = repr(task.model) if isinstance(task.model, nn.Module) else ""
+    digest.update(re.sub(r" at 0x[0-9a-f]+", "", layers).encode())
+    partition = task.clients.partition
+    for store in (task.clients.store, task.test):
+        digest.update(f"{len(store)} {partition.clients}".encode())
+        if store.draws:  # what it gives may never come again
+            continue
+        for leaf in tree_leaves(store.gather(torch.arange(min(_LOOKED_AT, len(store))))):
+            digest.update(f"{leaf.dtype} {tuple(leaf.shape)}".encode() + leaf.cpu().numpy().tobytes())
+    for client in range(min(_LOOKED_AT, partition.clients)):
+        digest.update(np.sort(partition.examples_of(client)).tobytes())
+    return digest.hexdigest()
+
+
 def check_objective(objective: Objective, flat: Tensor, store: Store, *, has_gradient: bool = True) -> bool:
     """Try a task on two examples, and return whether clients draw random numbers while they train.
 
@@ -208,14 +236,15 @@ def check_objective(objective: Objective, flat: Tensor, store: Store, *, has_gra
     asked = objective.copy()
     network = asked.network
     buffers = {name: buffer.clone() for name, buffer in network.named_buffers()}
-    with ClientRandomness([(0,)], vectorised=False, device=flat.device) as randomness, no_broadcasting():
+    with ClientRandomness([(0,)], vectorised=False, device=flat.device) as randomness:
         try:
             if isinstance(objective.loss, CrossEntropy):
                 *inputs, targets = inputs_and_targets(batch)
                 with torch.no_grad():
                     outputs = logits_of(asked.outputs(flat, *inputs))
                 CrossEntropy.check(outputs, targets, None if store.draws else store.classes())
-            value = asked(flat.detach().requires_grad_(has_gradient), batch)
+            with no_broadcasting():
+                value = asked(flat.detach().requires_grad_(has_gradient), batch)
         except FedmpddError:
             raise
         except Exception as error:  # somebody else's model or loss
