@@ -20,7 +20,8 @@ from fedmpdd.runs.folders import Run
 from fedmpdd.runs.history import History
 from fedmpdd.server.step import OPTIMISERS, SCHEDULES, Schedule, StepRule
 from fedmpdd.simulation.config import RunConfig, parse_config
-from fedmpdd.simulation.engine import federation_of
+from fedmpdd.simulation.engine import federation_of, make_federation
+from fedmpdd.tasks.data import Dataset
 from fedmpdd.tasks.losses import CrossEntropy
 from fedmpdd.tasks.metrics import Accuracy
 from fedmpdd.tasks.task import Task
@@ -94,24 +95,55 @@ def simulate(
         schedule=schedule,
         **settings,
     )
+    return train(config, task=task, out=out, callbacks=callbacks, progress=progress)
+
+
+def train(
+    config: RunConfig,
+    *,
+    task: Task | Dataset | None = None,
+    out: str | Path | None = None,
+    data_dir: str | Path | None = None,
+    callbacks: Sequence[driver.Callback] = (),
+    progress: bool = True,
+) -> History:
+    """Train what a config says, all clients in this process, and return how it went.
+
+    `simulate` makes a config of its arguments and calls this. So does everything that trains the paper's tables.
+
+    Args:
+        config: of `load_config`, or of `run_config`.
+        task: what the config names as its dataset and model, where it is loaded already; None to load it.
+        out: a run folder, which is gone on with if it is there; None to keep nothing on the disk.
+        data_dir: where the datasets of this package are; the folder in FEDMPDD_DATA by default.
+        callbacks: see `fedmpdd.callbacks`.
+        progress: whether to show a bar on standard error.
+
+    Returns:
+        The history. Its `model` has the trained parameters.
+
+    Example:
+        >>> config = load_config("demo", ["rounds=2", "clients=4", "clients_per_round=2"])
+        >>> len(train(config, progress=False))
+        2
+
+    """
+    folder, data = (None if path is None else Path(path) for path in (out, data_dir))
+    run = None if folder is None else Run.at(folder, config, data, task=task)
+    if run is None:
+        federation = make_federation(config, data) if task is None else federation_of(config, task)
+    else:
+        federation = run.federation
     with ExitStack() as stack:
-        shown: list[driver.Callback] = []
+        beside = list(callbacks)
         if progress:
+            name = config.codec.words if folder is None else folder.name
             start = stack.enter_context(round_display())
-        if out is None:
-            federation = federation_of(config, task)
-            training = driver.Training(federation)
-            if progress:
-                shown.append(driver.progress(start(str(codec), config.rounds, 0, config.score)))
-            history = driver.train(training, [*shown, *callbacks])
+            beside.insert(0, driver.progress(start(name, config.rounds, federation.next_round, config.score)))
+        if run is None:
+            history = driver.train(driver.Training(federation), beside)
         else:
-            run = Run.at(Path(out), config, task=task)
-            federation = run.federation
-            if progress:
-                shown.append(
-                    driver.progress(start(run.folder.name, config.rounds, federation.next_round, config.score))
-                )
-            run.train(callbacks=[*shown, *callbacks])
+            run.train(callbacks=beside)
             history = run.history
     history.model = federation.trained_model
     return history

@@ -222,8 +222,20 @@ def statistic(values: Sequence[float | None]) -> Statistic | None:
     return Statistic(mean(there), stdev(there) if len(there) > 1 else None, len(there), len(values))
 
 
-def read_run(folder: Path) -> RunRecord:
-    """Read and check everything that a run folder says of its run."""
+def read_run(folder: str | Path) -> RunRecord:
+    """Read and check everything that a run folder says of its run.
+
+    Args:
+        folder: of `fedmpdd run`, `fedmpdd compare`, or a call with `out=`.
+
+    Returns:
+        Config, history and summary. A run that is going on, or was killed, can be read too.
+
+    Example:
+        >>> read_run("runs/demo-001").history.final_accuracy  # doctest: +SKIP
+
+    """
+    folder = Path(folder)
     try:
         config = read_config(folder)
     except ConfigError as error:

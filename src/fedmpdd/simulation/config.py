@@ -2,6 +2,7 @@
 
 import math
 import tomllib
+from collections.abc import Sequence
 from dataclasses import MISSING, fields
 from importlib.resources import files
 from pathlib import Path
@@ -313,17 +314,31 @@ def shipped_configs() -> dict[str, str]:
     }
 
 
-def load_config(source: str, overrides: list[str] | None = None) -> RunConfig:
-    """Read a config by shipped name or path, apply `key=value` overrides, and check it."""
+def load_config(source: str | Path, overrides: Sequence[str] | None = None) -> RunConfig:
+    """Read a config, change some of its keys, and check it.
+
+    Args:
+        source: a shipped name such as "demo", or a TOML file.
+        overrides: like those of the command line: "rounds=20", "codec.m=400".
+
+    Returns:
+        The config, for `train`.
+
+    Example:
+        >>> load_config("demo", ["rounds=20"]).rounds
+        20
+
+    """
     values = read_table(source)
     values.pop("audit", None)  # how it would be attacked is nothing to a training
     return parse_config(apply_overrides(values, overrides or []))
 
 
-def read_table(source: str) -> dict[str, Any]:
+def read_table(source: str | Path) -> dict[str, Any]:
     """Read a config by shipped name or path as a table, unchecked."""
     shipped = shipped_configs()
     path = Path(source)
+    source = str(source)
     if source in shipped:
         text = shipped[source]
     elif path.is_file():
@@ -339,7 +354,7 @@ def read_table(source: str) -> dict[str, Any]:
         raise ConfigError(f"{source} is not TOML: {error}") from None
 
 
-def apply_overrides(values: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
+def apply_overrides(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Return a config's table with `key=value` changes, keys of inner tables written with dots."""
     # A codec's name first: it clears the parameters of the one before.
     for override in sorted(overrides, key=lambda text: not text.startswith("codec.name=")):
