@@ -16,7 +16,7 @@ from fedmpdd.errors import RunError
 from fedmpdd.privacy.audit import is_attacked, run_audit
 from fedmpdd.privacy.config import Audit, AuditConfig
 from fedmpdd.runs.history import read_history
-from fedmpdd.simulation.config import parse_config
+from fedmpdd.simulation import parse_config
 from fedmpdd_paper.tables import read_shipped, shipped_names
 from fedmpdd_paper.trainings import OnRound, Workspace, shown, train_in
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import fedmpdd as fm
 from fedmpdd.documents import write_text
 from fedmpdd.errors import CodecError, GradientError
-from fedmpdd.runs.driver import Callback, PauseWhen, ReasonOf, progress
+from fedmpdd.front.callbacks import Callback, PauseWhen, ReasonOf, progress
 from fedmpdd.runs.history import CONFIG, History, read_config, read_history
 from fedmpdd.runs.settings import check_same_run
-from fedmpdd.simulation.config import RunConfig
+from fedmpdd.simulation import RunConfig
 from fedmpdd_paper.summaries import RunSummary
 from fedmpdd_paper.tables import SEEDS, Method, Table
 

@@ -17,6 +17,19 @@ from fedmpdd.imports import Trust, check_trust, import_paths
 from fedmpdd.runs.settings import check_unchanged, without_config_record
 from fedmpdd.simulation.config import RunConfig, parse_config
 
+__all__ = [
+    "CONFIG",
+    "History",
+    "Round",
+    "RunRecord",
+    "Statistic",
+    "frame_of",
+    "read_config",
+    "read_history",
+    "read_run",
+    "statistic",
+]
+
 CONFIG, ENVIRONMENT, METRICS, SUMMARY = "config.json", "environment.json", "metrics.jsonl", "summary.json"
 LARGEST_CONFIG = 2**20  # bytes
 LONGEST_LINE = 2**16  # of metrics, in bytes

@@ -29,7 +29,7 @@ from fedmpdd.server.step import Schedule, StepRule
 from fedmpdd.tasks.batch_norm import BatchNorm
 from fedmpdd.tasks.data import DATASETS, PartitionKind
 from fedmpdd.uplink import RobustMean, SecureRounds, check_parts
-from fedmpdd.uplink.codec_config import CodecConfig, can_build, explain
+from fedmpdd.uplink.codec_config import CodecConfig, can_build, codec_overrides, explain
 
 STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 Kind = TypeVar("Kind")
@@ -377,6 +377,26 @@ def parse_config(values: dict[str, Any], *, follow_imports: bool = True) -> RunC
 
 
 DROPPED = {"": ("evaluate_mean",), "codec": ("memory",), "server": ("control",)}  # by table; null where not used
+
+
+def codec_config(config: RunConfig, text: str) -> RunConfig:
+    """Return a config with another codec.
+
+    Args:
+        config: of which the keys and client memory stay.
+        text: the codec, like "fedsgd" or "mpdd:m=400:bits=1".
+
+    Returns:
+        The config.
+
+    Example:
+        >>> codec_config(load_config("demo"), "qsgd:bits=4").codec.name
+        'qsgd'
+
+    """
+    values = config.model_dump(mode="json")
+    values["codec"] = {key: values["codec"][key] for key in ("keys", "error_feedback")}
+    return parse_config(apply_overrides(values, codec_overrides(text)))
 
 
 def _without_dropped(values: Any) -> tuple[Any, dict[str, Any]]:
