@@ -46,5 +46,5 @@ def test_other_settings_in_a_folder_and_unknown_configs_are_refused(tmp_path: Pa
     fm.train(fm.load_config("demo", TINY), out=str(tmp_path / "run"), progress=False)
     with pytest.raises(RunError, match=r"with other settings: codec\.m: .* → 7"):
         fm.train(fm.load_config("demo", [*TINY, "codec.m=7"]), out=tmp_path / "run", progress=False)
-    with pytest.raises(ConfigError, match="neither a file nor one of the shipped ones: .*demo"):
+    with pytest.raises(ConfigError, match=r"neither a file nor one of the shipped ones: .*demo"):
         fm.load_config("lenett")
