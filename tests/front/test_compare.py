@@ -153,7 +153,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "nothing": ({"codecs": []}, "nothing to compare"),
     "twice": ({"codecs": [fm.MPDD(m=8), "mpdd:m=8"]}, "mpdd:m=8 and mpdd:m=8 are the same codec"),
     "an unknown one": ({"codecs": ["mpd"]}, "mpd"),
-    "no seeds": ({"seeds": 0}, r"seeds = \[\]: expected one at least"),
+    "no seeds": ({"seeds": 0}, "seeds = 0: expected how many"),
     "a baseline of another list": ({"baseline": "qsgd:bits=4"}, "baseline qsgd:bits=4 is none of the codecs"),
     "a target that is none": ({"target": float("nan")}, "target nan is no score"),
     "no bytes": ({"budget": 0}, "budget 0 is no number of bytes"),

@@ -104,7 +104,7 @@ def test_everything_is_checked_before_the_first_round(task: Task) -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             trained(codecs, task, callbacks=[heard])
-    with pytest.raises(ConfigError, match="needs a --target"):
+    with pytest.raises(ConfigError, match="came without a target"):
         trained(["mpdd:m=4"], task, stop_at_target=True)
     for seeds in ([], [1, 1]):
         with pytest.raises(ConfigError, match="expected one at least, each once"):

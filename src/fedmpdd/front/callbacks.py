@@ -5,6 +5,8 @@ function. `TensorBoard` writes events. `StopWhen` ends a training for a reason, 
 better, `PauseWhen` when it is to go on later. `progress` shows rounds to a function.
 """
 
+import math
+
 from fedmpdd.errors import ConfigError
 from fedmpdd.runs.driver import (
     AfterRound,
@@ -46,7 +48,7 @@ class EarlyStopping(StopWhen):
     """
 
     def __init__(self, patience: int = 5, least: float = 0.0) -> None:
-        if patience < 1 or least < 0:
+        if not isinstance(patience, int) or patience < 1 or not 0 <= least < math.inf:
             raise ConfigError(
                 f"patience = {patience}, least = {least}: expected one evaluation at least, and 0 or more"
             )

@@ -122,7 +122,9 @@ def compare(
     A folder whose run is finished is read, one that is half-way goes on, and a damaged one is left out.
     """
     if stop_at_target and target is None:
-        raise ConfigError("--stop-at-target needs a --target to stop at")
+        raise ConfigError(
+            "stop_at_target came without a target; say which score to stop at: target=0.8, or --target 0.8"
+        )
     _check(trials, task)
     trained: list[Trained] = []
     left_out: list[str] = []

@@ -24,7 +24,7 @@ import torch
 
 from fedmpdd.documents import parse_json, sync_folder, write_json, write_text
 from fedmpdd.errors import ConfigError, DocumentError, JournalError, RunError
-from fedmpdd.imports import Trust, import_paths, sources_of
+from fedmpdd.imports import OBJECT, Trust, import_paths, sources_of
 from fedmpdd.runs import driver
 from fedmpdd.runs.environment import differences, environment
 from fedmpdd.runs.history import CONFIG, ENVIRONMENT, METRICS, SUMMARY, History, problem_of, read_config, read_starts
@@ -36,7 +36,7 @@ from fedmpdd.simulation.engine import Federation, RoundMetrics, federation_of, m
 from fedmpdd.simulation.journal import JOURNAL, Header, Journal, JournalReader
 from fedmpdd.simulation.replay import ANOTHER_START, model_sha256
 from fedmpdd.tasks.data import Dataset
-from fedmpdd.tasks.task import Task
+from fedmpdd.tasks.task import Task, fingerprint
 
 CHECKPOINT, LOCK = "checkpoint.safetensors", ".lock"
 
@@ -151,6 +151,7 @@ class Run:
             )
         lock = FolderLock(folder)
         run = cls(folder, config, _federation(config, data_dir, task), lock)
+        run._check_task()
         if config.journaled:
             with JournalReader(folder / JOURNAL) as reader:
                 run._begin_as(reader)
@@ -163,6 +164,20 @@ class Run:
         write_text(folder / METRICS, "".join(json.dumps(row) + "\n" for row in rows))
         run.history = History.of(rows, config.score)
         return run
+
+    def _task_sha256(self) -> str | None:
+        """A hash of a task that exists as an object alone; what has a name is found again by it."""
+        return fingerprint(self.federation.task) if self.config.dataset.startswith(OBJECT) else None
+
+    def _check_task(self) -> None:
+        """Raise RunError if a run would go on with other examples than those that it began with."""
+        starts = read_starts(self.folder, "delete it and resume")
+        known = next((start["task_sha256"] for start in starts if start.get("task_sha256")), None)
+        if known is not None and known != self._task_sha256():
+            raise RunError(
+                f"{self.folder} was trained with another model, other examples or another partition than those of this "
+                "task; give what it began with, or choose another folder"
+            )
 
     def _load_checkpoint(self) -> None:
         path = self.folder / CHECKPOINT
@@ -288,6 +303,8 @@ class Run:
         starts = read_starts(self.folder, "delete it and resume")
         kept, table = read_config(self.folder), self.config.model_dump(mode="json")
         here = {**environment(), **config_record(self.config), "sources": sources_of(import_paths(table))}
+        if (digest := self._task_sha256()) is not None:
+            here["task_sha256"] = digest
         if starts and (changed := differences(starts[-1], here)):
             _log.warning(
                 "%s: since the last start what may change bits has changed: %s; rounds from here on may differ from "

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from fedmpdd.documents import Expected, is_count, is_number, parse_json, problem_in, read_json
 from fedmpdd.errors import ConfigError, DocumentError, MissingDependencyError, RunError
-from fedmpdd.imports import Trust, check_trust, import_paths
+from fedmpdd.imports import Trust, check_trust, import_paths, shown
 from fedmpdd.runs.settings import check_unchanged, without_config_record
 from fedmpdd.simulation.config import RunConfig, parse_config
 
@@ -64,6 +64,26 @@ class History:
     diverged: bool = False
     score: str = "accuracy"  # the metric that targets go by, with a minus before it where lower is better
     model: Any = None  # the trained module, where the history was made by a training in this process
+
+    def __post_init__(self) -> None:
+        """Raise RunError where somebody passes a folder."""
+        if not isinstance(self.rounds, list):
+            raise RunError(f"History({shown(self.rounds)}) holds no rounds; to read a run folder: History.read(folder)")
+
+    @classmethod
+    def read(cls, folder: str | Path) -> "History":
+        """Return the history of a run folder, be its run finished or not.
+
+        Args:
+            folder: that `simulate(out=…)` or `fedmpdd run` made.
+
+        Example:
+            >>> History.read("runs/first").to_frame()  # doctest: +SKIP
+
+        """
+        if not isinstance(folder, str | Path):
+            raise RunError(f'History.read({shown(folder)}): expected a run folder, like "runs/first"')
+        return read_run(Path(folder)).history
 
     @classmethod
     def of(cls, rows: Iterable[Mapping[str, Any]], score: str = "accuracy") -> "History":

@@ -68,7 +68,7 @@ def config_record(config: RunConfig) -> dict[str, Any]:
 
 def without_config_record(start: Mapping[str, Any]) -> dict[str, Any]:
     """Return a start's versions and machine alone."""
-    return {key: value for key, value in start.items() if key not in ("config_sha256", "config")}
+    return {key: value for key, value in start.items() if key not in ("config_sha256", "config", "task_sha256")}
 
 
 def check_unchanged(path: Path, table: dict[str, Any], starts: Sequence[Mapping[str, Any]]) -> None:

@@ -155,6 +155,11 @@ class RunConfig(BaseModel):
             raise ValueError(f"{asked} of clients = {self.clients} are {self.per_round}; expected 1 to all of them")
         if self.local_epochs is not None and self.local_steps > 1:
             raise ValueError("local_steps and local_epochs both say how many steps clients take; give one of them")
+        if self.proximal and not self.trains_locally:
+            raise ValueError(
+                f"proximal = {self.proximal} holds clients back in steps of their own, and they take none; give "
+                "local_steps or local_epochs too, or leave it out"
+            )
         if self.trains_locally != (self.local_lr is not None or self.local_optimiser is not None):
             raise ValueError(
                 f"local_steps = {self.local_steps} with local_lr = {self.local_lr}: steps on the client, above 1, and "
