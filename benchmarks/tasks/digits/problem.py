@@ -30,7 +30,8 @@ def make_model() -> nn.Module:
 def load_clients() -> list[tuple[Tensor, Tensor]]:
     """Return the images and labels of every client; the order of the file is random already."""
     images, labels = _normalised(load("mnist-5k").train)
-    return list(zip(torch.split(images, EXAMPLES), torch.split(labels, EXAMPLES), strict=True))
+    count = CLIENTS * EXAMPLES
+    return list(zip(torch.split(images[:count], EXAMPLES), torch.split(labels[:count], EXAMPLES), strict=True))
 
 
 def load_test() -> tuple[Tensor, Tensor]:
