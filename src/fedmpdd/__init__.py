@@ -66,6 +66,7 @@ __all__ = [
 _LAZY = {
     "History": "fedmpdd.runs.history",
     "Task": "fedmpdd.tasks.task",
+    "audit": "fedmpdd.front.audit",
     "callbacks": "fedmpdd.front.callbacks",
     "compare": "fedmpdd.front.compare",
     "partition": "fedmpdd.tasks.task",

@@ -1,17 +1,18 @@
 """What is audited: a run's config, and an `[audit]` table beside it."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedmpdd.codecs import Codec
 from fedmpdd.errors import ConfigError
+from fedmpdd.pages.audits import file_name
 from fedmpdd.privacy.attacks import ATTACKS
 from fedmpdd.runs.compare import codec_config
 from fedmpdd.simulation.config import RunConfig, apply_overrides, parse_config, read_table
 from fedmpdd.uplink import Protection
-from fedmpdd.uplink.codec_config import codec_words
+from fedmpdd.uplink.codec_config import codec_list, codec_words, explain
 
 
 class AuditConfig(BaseModel):
@@ -19,6 +20,7 @@ class AuditConfig(BaseModel):
 
     labels: "known" grants them to the attacker, "found" does not. rounds: how many rounds with the same examples the
     attacker has seen. run: a run folder whose newest checkpoint is the model; without it, the initial model.
+    optimiser: of dlg and idlg: "measured" chooses by what the network does, see fedmpdd.privacy.curvature.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -33,6 +35,7 @@ class AuditConfig(BaseModel):
     effort: float = Field(default=1.0, gt=0, le=100)
     seed: int = Field(default=17, ge=0, lt=2**63)
     run: str | None = None
+    optimiser: Literal["measured", "lbfgs", "adam"] = "measured"
 
 
 class Audit(BaseModel):
@@ -74,23 +77,41 @@ def load_audit(source: str, overrides: list[str], *, codecs: str | None = None, 
     if not isinstance(table, dict):
         raise ConfigError(f"audit = {table!r:.60}: expected a table of keys, like audit.images=4")
     if codecs is not None:
-        table["codecs"] = [text.strip() for text in codecs.split(",") if text.strip()]
+        table["codecs"] = codec_list(codecs)
     if run is not None:
         table["run"] = str(run)
+    return make_audit(values, table)
+
+
+def make_audit(config: dict[str, Any], asked: dict[str, Any]) -> Audit:
+    """Return an audit of a run's config and an `[audit]` table, or raise ConfigError.
+
+    Args:
+        config: the table of a run's config.
+        asked: the keys of AuditConfig.
+
+    """
+    for key in asked:
+        if key not in AuditConfig.model_fields:
+            raise ConfigError(f"audit.{key} is no key of an audit; its keys are {', '.join(AuditConfig.model_fields)}")
     try:
-        chosen = AuditConfig.model_validate(table)
+        chosen = AuditConfig.model_validate(asked)
     except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(str(part) for part in problem["loc"])
-        raise ConfigError(f"audit.{where} = {problem['input']!r}: {problem['msg']}") from None
+        raise ConfigError(explain(error.errors()[0], ("audit",))) from None
+    if not chosen.attacks:
+        raise ConfigError(f"audit.attacks is empty; use some of {', '.join(ATTACKS)}")
     for name in chosen.attacks:
         if name not in ATTACKS:
             raise ConfigError(f"audit.attacks: {name!r} is unknown; use some of {', '.join(ATTACKS)}")
-    audit = Audit(config=parse_config(values), audit=chosen)
+    audit = Audit(config=parse_config(config), audit=chosen)
+    files: dict[str, str] = {}
     for text in audit.codec_texts():
         codec = audit.codec(text)
         if codec.source == "losses":
             raise ConfigError(f"audit.codecs: {text} sends losses, not gradients; there is no attack on those here yet")
+        other = files.setdefault(file_name(text), text)
+        if other is not text:
+            raise ConfigError(f"audit.codecs: {text} and {other} would share their files; leave one of them out")
     return audit
 
 
