@@ -207,7 +207,10 @@ def test_compare_keeps_runs_that_go_on_and_their_page(done: Done, refused: Refus
     out, err = done("report", "kept", "-o", "page.html")
     assert "left out: kept/fedsgd-seed-17" in err
     for arguments, word in (
-        ([*COMPARE, "rounds=5", "--out", "kept"], "trained with rounds = 4, and now it is 5; use another --out"),
+        (
+            [*COMPARE, "lr=0.3", "--out", "kept"],
+            "was trained with other settings: lr: 0.5 → 0.3; choose another folder",
+        ),
         ([*COMPARE, "--out", "kept/fedsgd-seed-18/config.json"], "is a file; name a folder"),
         ([*COMPARE, "--baseline", "mpdd:m=3"], "baseline mpdd:m=3 is none of the codecs"),
         (["compare", "demo", "--codecs", "mpdd,m=400"], "a colon, not a comma: mpdd:m=400"),

@@ -13,6 +13,7 @@
     │   ├── DocumentError                  a JSON text that is none, nested too deeply, or too long
     │   ├── PrivacyError                   a guarantee that cannot be stated
     │   └── OrderError                     a client cannot do what the server asks
+    ├── CodecCheckError                    a codec of somebody's own does not do what every codec must
     ├── MissingDependencyError             a package that this command needs is not installed
     ├── ReplyError                         a client's reply does not count
     ├── SecureSumError                     a secure sum cannot be finished, and was not seen
@@ -29,6 +30,35 @@
 
 Every message says what came, what was expected and what to do about it.
 """
+
+__all__ = [
+    "BackendError",
+    "ChecksumError",
+    "CodecError",
+    "ConfigError",
+    "ContentError",
+    "DataError",
+    "DocumentError",
+    "FedmpddError",
+    "FrameLengthError",
+    "GradientError",
+    "InputError",
+    "JournalError",
+    "KeyRangeError",
+    "LimitError",
+    "MagicError",
+    "MissingDependencyError",
+    "OrderError",
+    "PrivacyError",
+    "ReplyError",
+    "RunError",
+    "SecureSumError",
+    "SessionMismatchError",
+    "TruncatedFrameError",
+    "UnknownCodecError",
+    "VersionError",
+    "WireError",
+]
 
 
 class FedmpddError(Exception):
@@ -81,6 +111,10 @@ class PrivacyError(InputError):
 
 class OrderError(InputError):
     """A client cannot do what the server asks."""
+
+
+class CodecCheckError(FedmpddError):
+    """A codec does not do what every codec must."""
 
 
 class MissingDependencyError(FedmpddError):

@@ -32,7 +32,9 @@ Trust = bool | str | Collection[str]  # anything, nothing, or these import paths
 _TARGET = re.compile(r"(?P<target>[^(]+?\.py|[^:(]+):(?P<rest>.+)", re.DOTALL)
 _NAMED, _IS_METRIC = re.compile(r"^[^=:(]+="), re.compile(r"(^|\.)metrics\.\d+$")  # name=path: what a metric is called
 _LONGEST = 2_000  # characters of a path: nobody writes so many
-_LONGEST_REASON = 300  # characters of what other people's code says
+_LONGEST_REASON = 200  # characters of what other people's code says
+_LONGEST_VALUE = 60  # of a value in a message
+_PACKAGE, _NOT_THEIRS = Path(__file__).parent, {"site-packages", "dist-packages"}
 _PREFIX = "_fedmpdd_file_"  # of the names of modules that were loaded from files
 _loading = threading.RLock()
 
@@ -159,6 +161,38 @@ def words_of(error: BaseException) -> str:
     text = " ".join(str(error).split())
     text = text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]} …"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def words_and_line_of(error: BaseException) -> str:
+    """Return what an exception of other people's code says, and in which line of their file it was raised.
+
+    Args:
+        error: the exception. What is raised within an installed package has the line that called it.
+
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    paths = [(frame, Path(frame.filename)) for frame in frames if not frame.filename.endswith(".pyx")]
+    theirs = [frame for frame, path in paths if not set(path.parts) & _NOT_THEIRS and _PACKAGE not in path.parents]
+    where = f", in line {theirs[-1].lineno} of {Path(theirs[-1].filename).name}" if theirs else ""
+    return f"{words_of(error)}{where}"
+
+
+def shown(value: Any) -> str:
+    """Return a value as messages show it: one line, and a short one.
+
+    Args:
+        value: anything, be its `repr` long or of many lines.
+
+    Example:
+        >>> shown([1, 2])
+        '[1, 2]'
+
+    """
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # somebody else's class
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]} …"
 
 
 def import_path_of(value: Any) -> str | None:

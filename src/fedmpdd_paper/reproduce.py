@@ -15,7 +15,7 @@ from fedmpdd.errors import InputError, RunError
 from fedmpdd.privacy.audit import METERED_SETTINGS, is_attacked, run_audit
 from fedmpdd.privacy.config import Audit, AuditConfig
 from fedmpdd.report import Goals, collect, write_report
-from fedmpdd.simulation.config import parse_config
+from fedmpdd.simulation import parse_config
 from fedmpdd_paper.estimate import done_methods
 from fedmpdd_paper.jobs import run_trainings
 from fedmpdd_paper.pictures import draw_curves

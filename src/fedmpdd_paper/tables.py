@@ -9,8 +9,7 @@ from importlib.resources import files
 from typing import Any, Literal
 
 from fedmpdd.errors import InputError
-from fedmpdd.runs.compare import codec_config
-from fedmpdd.simulation.config import RunConfig, parse_config
+from fedmpdd.simulation import RunConfig, codec_config, parse_config
 
 SEEDS = (17, 123, 777, 2023, 424242)  # the paper's five
 

@@ -62,9 +62,10 @@ def test_the_front_door_of_the_design_runs_as_written(tmp_path: Path, my_codec: 
     frame = result.to_frame()
     page = result.report(tmp_path / "page.html")
     assert list(frame.groupby("codec", sort=False).seed.apply(list)) == [[17, 18, 19]] * 3
-    assert list(frame.codec.unique()) == ["fedsgd", "peaks:m=14", "mine"]
+    mine = f"{__name__}:MyCodec"  # an import path, so that another process can go on
+    assert list(frame.codec.unique()) == ["fedsgd", "peaks:m=14", mine]
     sent = frame.groupby("codec").uplink_bytes.mean()
-    assert sent["fedsgd"] > 100 * max(sent["peaks:m=14"], sent["mine"])
+    assert sent["fedsgd"] > 100 * max(sent["peaks:m=14"], sent[mine])
     text = page.read_text(encoding="utf-8")
     assert text.startswith("<!doctype html>")
     assert "Test r2 against rounds" in text
@@ -136,13 +137,13 @@ def test_runs_are_kept_and_gone_on_with_by_a_task_made_anew(tmp_path: Path) -> N
     assert "left out: " in repr(damaged)
     page = damaged.report(tmp_path / "page.html").read_text(encoding="utf-8")
     assert "Left out: " in page
-    with pytest.raises(RunError, match=r"was trained with lr = 0.1, and now it is 0.2"):
+    with pytest.raises(RunError, match=r"with other settings: lr: 0\.1 → 0\.2"):
         compared(out=tmp_path / "kept", lr=0.2)
 
 
 def test_simulate_does_not_go_on_with_a_run_of_other_settings(tmp_path: Path) -> None:
     fm.simulate(regression(), fm.FedSGD(), **SETTINGS, out=tmp_path / "run")
-    with pytest.raises(RunError, match="was trained with seed = 17, and now it is 3"):
+    with pytest.raises(RunError, match="with other settings: seed: 17 → 3"):
         fm.simulate(regression(), fm.FedSGD(), **SETTINGS, out=tmp_path / "run", seed=3)
 
 
@@ -152,7 +153,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "nothing": ({"codecs": []}, "nothing to compare"),
     "twice": ({"codecs": [fm.MPDD(m=8), "mpdd:m=8"]}, "mpdd:m=8 and mpdd:m=8 are the same codec"),
     "an unknown one": ({"codecs": ["mpd"]}, "mpd"),
-    "no seeds": ({"seeds": 0}, r"seeds = \[\]: expected one at least"),
+    "no seeds": ({"seeds": 0}, "seeds = 0: expected how many"),
     "a baseline of another list": ({"baseline": "qsgd:bits=4"}, "baseline qsgd:bits=4 is none of the codecs"),
     "a target that is none": ({"target": float("nan")}, "target nan is no score"),
     "no bytes": ({"budget": 0}, "budget 0 is no number of bytes"),

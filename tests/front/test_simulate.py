@@ -247,7 +247,7 @@ def test_a_folder_is_gone_on_with_by_the_same_settings_and_more_rounds(tmp_path:
     longer = simulate(regression(), CODEC, **{**SETTINGS, "rounds": 9}, out=tmp_path / "run")
     assert (parameters(longer) == parameters(whole)).all()
     for settings, word in (
-        ({"lr": 0.2}, r"a run with other settings, lr: 0\.1 → 0\.2; a run goes on with its own, but for rounds"),
+        ({"lr": 0.2}, r"with other settings: lr: 0\.1 → 0\.2; choose another folder.*only rounds"),
         ({"rounds": 8}, r"rounds = 8, and .* has 9 already"),
         ({"schedule": "cosine", "rounds": 9}, r"schedule\.kind: constant → cosine, schedule\.rounds: 0 → 9"),
     ):

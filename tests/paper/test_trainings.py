@@ -66,10 +66,10 @@ def test_a_run_of_other_settings_is_not_taken_for_this_one(tmp_path: Path) -> No
     table = small_table()
     train(one(table), Workspace(tmp_path, "cpu"))
     other = replace(table, config=table.config.model_copy(update={"batch": 8}))
-    with pytest.raises(RunError, match=r"was trained with batch = 4, and now it is 8; use another --out"):
+    with pytest.raises(RunError, match=r"was trained with other settings: batch: 4 → 8; choose another folder"):
         train(one(other), Workspace(tmp_path, "cpu"))
     (one(table).folder(tmp_path) / DONE).unlink()
-    with pytest.raises(RunError, match="batch = 4"):
+    with pytest.raises(RunError, match="batch: 4 → 8"):
         train(one(other), Workspace(tmp_path, "cpu"))
 
 

@@ -102,7 +102,7 @@ def write(name: str, text: str) -> Callable[[Path], None]:
         (write("config.json", '{"rounds": 0}'), r"config.json is not the config of a run: rounds = 0: .*leave"),
         (write("config.json", '{"rounds": 5}'), r"has 6 rounds, but config.json says rounds = 5.*leave"),
         (write("environment.json", "[1]"), r"environment.json is damaged: expected a list.*delete"),
-        (write("environment.json", "["), r"environment.json is damaged: .*leave"),
+        (write("environment.json", "["), r"environment.json is damaged: .*delete"),
         (write("summary.json", '{"rounds": 6}'), r"6 rounds and 600 uplink bytes where the summary says \(6, None\)"),
         (write("summary.json", "3"), r"where the summary says 3"),
         (write("metrics.jsonl", '{"round": 0}\n{}\n'), r"metrics.jsonl, line 1 is damaged"),

@@ -9,10 +9,11 @@ import pytest
 from fedmpdd.codecs import MPDD
 from fedmpdd.errors import ConfigError, RunError
 from fedmpdd.runs import compare as runs
-from fedmpdd.runs.compare import Trained, codec_config, compare, trials_of
+from fedmpdd.runs.compare import Trained, compare, trials_of
 from fedmpdd.runs.driver import AfterRound, Callback
 from fedmpdd.runs.history import METRICS, SUMMARY, read_run
 from fedmpdd.simulation import RunConfig, load_config, parse_config
+from fedmpdd.simulation.config import codec_config
 from fedmpdd.simulation.tasks import load_task
 from fedmpdd.tasks.task import Task
 from tests.simulation.test_engine import BASE
@@ -103,7 +104,7 @@ def test_everything_is_checked_before_the_first_round(task: Task) -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             trained(codecs, task, callbacks=[heard])
-    with pytest.raises(ConfigError, match="needs a --target"):
+    with pytest.raises(ConfigError, match="came without a target"):
         trained(["mpdd:m=4"], task, stop_at_target=True)
     for seeds in ([], [1, 1]):
         with pytest.raises(ConfigError, match="expected one at least, each once"):
@@ -169,7 +170,7 @@ def test_folders_of_other_settings_are_refused_and_damaged_ones_left_out(task: T
     compare(trials(codecs, SHORT, below=tmp_path), task)
     other = parse_config({**BASE, "rounds": 6, "evaluate_every": 2, "lr": 0.3})
     with pytest.raises(
-        RunError, match=r"fedsgd-seed-17 was trained with lr = 0.2, and now it is 0.3; use another --out"
+        RunError, match=r"fedsgd-seed-17 was trained with other settings: lr: 0\.2 → 0\.3; choose another folder"
     ):
         compare(trials(codecs, other, below=tmp_path), task)
     (tmp_path / "fedsgd-seed-17" / METRICS).write_text("{}\n{}\n")

@@ -160,7 +160,7 @@ def test_rounds_may_be_raised_and_give_the_model_of_a_longer_run(tmp_path: Path,
         assert replay(folder).matches
     with pytest.raises(RunError, match=r"rounds = 13, and .* has 14 already; give at least as many"):
         Run.resume(folder, rounds=13)
-    with pytest.raises(RunError, match=r"lr = 0\.5 cannot be given to .*: a run goes on with its own settings"):
+    with pytest.raises(RunError, match=r"lr = 0\.5 cannot be given to .*: a run keeps its settings"):
         Run.resume(folder, lr=0.5)
 
 

@@ -153,5 +153,5 @@ def test_examples_that_are_no_numbers_are_refused(items: list[Any], message: str
 
 def test_a_dataset_that_fails_says_at_which_example() -> None:
     store = as_store(Items([(1.0, 0)]))
-    with pytest.raises(DataError, match=r"example 4 of the dataset cannot be read: list index"):
+    with pytest.raises(DataError, match=r"example 4 of the dataset cannot be read: IndexError: list index"):
         store.gather(torch.tensor([4]))

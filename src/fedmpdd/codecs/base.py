@@ -9,6 +9,7 @@ import math
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, Self
 
@@ -18,7 +19,8 @@ from numpy.typing import NDArray
 from fedmpdd.codecs.backends import HOST, Array, Backend, backend_of, backend_on
 from fedmpdd.codecs.evidence import Coordinates, Evidence
 from fedmpdd.directions import MAX_M, Key, check_d, check_gradients, check_key
-from fedmpdd.errors import CodecError, ContentError, KeyRangeError
+from fedmpdd.errors import CodecCheckError, CodecError, ContentError, FedmpddError, KeyRangeError
+from fedmpdd.imports import words_and_line_of
 
 if TYPE_CHECKING:  # PyTorch is there where tensors come in, and is not needed before
     from torch import Tensor
@@ -314,10 +316,63 @@ class Codec(ABC):
         backend = self._backend_for(gradients)
         clients, d = gradients.shape
         checked = self.check_keys(keys, clients, d)
-        columns = self._encode(backend, gradients, checked)
+        with self._kept_contract("_encode"):
+            columns = self._encode(backend, gradients, checked)
         if backend is not HOST:
             columns = self._settled(backend, gradients, checked, columns)
-        return Batch(self, d, tuple(checked) if self.needs_key else (NO_KEY,) * clients, columns, is_finite=True)
+        if self._is_foreign:
+            self._check_columns(columns, clients, d)
+        finite = not self._is_foreign  # nobody knows whether others look for infinities
+        return Batch(self, d, tuple(checked) if self.needs_key else (NO_KEY,) * clients, columns, is_finite=finite)
+
+    @property
+    def _is_foreign(self) -> bool:
+        """Whether somebody else wrote the class: what it does is held against the contract in every call."""
+        return not type(self).__module__.startswith("fedmpdd.")
+
+    @contextmanager
+    def _kept_contract(self, method: str) -> Iterator[None]:
+        """Turn what a method of somebody's codec raises into one line, the traceback behind it."""
+        try:
+            yield
+        except (FedmpddError, MemoryError):
+            raise
+        except Exception as error:
+            if not self._is_foreign:
+                raise
+            raise CodecCheckError(f"codec {self.name}: {method} raises {words_and_line_of(error)}") from error
+
+    def _check_columns(self, columns: Any, clients: int, d: int) -> None:
+        """Raise CodecCheckError unless `_encode` gave what `sections` says."""
+        with self._kept_contract("sections"):
+            sections = list(self.sections(d))
+            expected: Any = [(clients, section.length) for section in sections]
+            types = [np.dtype(section.dtype) for section in sections]
+        came: Any = f"a {type(columns).__name__}"
+        if isinstance(columns, tuple | list):
+            came = [getattr(column, "shape", type(column).__name__) for column in columns]
+            came = [
+                tuple(shape) if isinstance(shape, Sequence) and not isinstance(shape, str) else shape for shape in came
+            ]
+            if came == expected:
+                pairs = zip(columns, types, strict=True)
+                wrong = [(one.dtype, kind) for one, kind in pairs if isinstance(one, np.ndarray) and one.dtype != kind]
+                if not wrong:
+                    return
+                came, expected = f"an array of {wrong[0][0]}", wrong[0][1]
+        raise CodecCheckError(
+            f"codec {self.name}: _encode gives {came}, and sections says {expected}; expected a tuple with an array "
+            "[clients, length] of each section's type"
+        )
+
+    def _check_estimate(self, estimate: Any, d: int) -> None:
+        """Raise CodecCheckError unless `_decode_sum` gave a vector."""
+        shape, kind = (getattr(estimate, name, None) for name in ("shape", "dtype"))
+        if shape is None or tuple(shape) != (d,) or str(kind).removeprefix("torch.") != "float32":
+            came = f"a {type(estimate).__name__}" if shape is None else f"an array {list(shape)} of {kind}"
+            raise CodecCheckError(
+                f"codec {self.name}: _decode_sum gives {came}; expected float32 [{d}], one number per coordinate"
+            )
 
     def _backend_for(self, gradients: Any) -> Backend:
         if getattr(gradients, "is_cuda", False) is True:
@@ -371,7 +426,10 @@ class Codec(ABC):
         with np.errstate(over="ignore", invalid="ignore"):  # looked at below
             equal = weights is None
             factors = backend.equal_factors(len(batch)) if equal else backend.like(mean_factors(len(batch), weights))
-            estimate = self._decode_sum(backend, batch.columns, batch.keys, factors, batch.d)
+            with self._kept_contract("_decode_sum"):
+                estimate = self._decode_sum(backend, batch.columns, batch.keys, factors, batch.d)
+        if self._is_foreign:
+            self._check_estimate(estimate, batch.d)
         # A look at all coordinates would wait for a GPU; the scalars mostly make it needless.
         if not batch.is_finite and not backend.all_finite(estimate):
             self.refuse_estimate(batch.updates())

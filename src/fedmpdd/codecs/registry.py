@@ -13,16 +13,18 @@ Messages of a network, such as Flower's, name codecs by their registered names a
 imports anything.
 """
 
+import difflib
 import importlib
 import inspect
 import pkgutil
+import re
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from fedmpdd.codecs.base import Codec
 from fedmpdd.errors import CodecError, InputError
-from fedmpdd.imports import import_path_of, is_named, name_object, named_object, words_of
+from fedmpdd.imports import import_path_of, is_named, name_object, named_object, shown, words_of
 
 C = TypeVar("C", bound=type[Codec])
 
@@ -38,7 +40,14 @@ def register(codec: C) -> C:
         True
 
     """
+    if not isinstance(codec, type) or not issubclass(codec, Codec):
+        raise CodecError(f"register came with {shown(codec)}; expected a class that derives from fedmpdd.Codec")
     name, code = getattr(codec, "name", None), codec.code
+    if not isinstance(code, int) or isinstance(code, bool):
+        raise CodecError(f"{codec.__name__} has number {code!r} on the wire; expected 128 to 255, or 0 for none")
+    if inspect.isabstract(codec):
+        missing = ", ".join(sorted(codec.__abstractmethods__))
+        raise CodecError(f"{codec.__name__} lacks {missing}; every codec has these: see fedmpdd.codecs.base")
     if not isinstance(name, str) or not name or set(name) & set(":=, "):
         raise CodecError(f"{codec.__name__} has name = {name!r}; expected a word without colon, comma, = and space")
     if not is_dataclass(codec) or codec.__hash__ is None:
@@ -127,12 +136,32 @@ def config_name_of(codec: type[Codec]) -> str:
     return import_path_of(codec) or name_object(codec)
 
 
+def check_is_codec(value: Any) -> Codec:
+    """Return a codec, or raise CodecError for what is none: its class, or its name.
+
+    Args:
+        value: what came.
+
+    """
+    if isinstance(value, Codec):
+        return value
+    example = "MPDD(m=400)"
+    if isinstance(value, type) and issubclass(value, Codec):
+        needed = [key for key in parameter_names(value) if key not in default_values(value)]
+        example = f"{value.__name__}({', '.join(f'{key}=…' for key in needed)})"
+        raise CodecError(f"codec = {value.__name__} is a class; expected an object of it, {example}")
+    raise CodecError(f"codec = {shown(value)}: expected an object of a codec, like {example}")
+
+
 def _registered(name: str) -> type[Codec]:
     if name in CODECS:
         return CODECS[name]
+    word, *parameters = re.split(r"[(:, ]", name.lower(), maxsplit=1)
+    close = difflib.get_close_matches(word, CODECS, 1)
+    meant = f"{close[0]}:m=400" if close and parameters else close[0] if close else ""
     raise CodecError(
-        f"name = {name!r} is unknown; use one of {', '.join(CODECS)}; one of your own is named by its import path, "
-        "like mycodec.py:Mine, or by its name once the module that registers it was imported"
+        f"name = {name!r} is unknown; {meant and f'did you mean {meant}? '}use one of {', '.join(CODECS)}, or of your "
+        "own the import path, like mycodec.py:Mine, or the name once the module that registers it was imported"
     )
 
 

@@ -1,7 +1,7 @@
 """One call from a task and codecs to curves, tables and a page of them side by side."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,13 +12,14 @@ from rich.console import Console
 from fedmpdd.codecs import Codec
 from fedmpdd.display import Sheet, round_display, table
 from fedmpdd.errors import ConfigError
-from fedmpdd.front.simulate import run_config
+from fedmpdd.front.simulate import folder_of, run_config
+from fedmpdd.imports import shown
 from fedmpdd.pages import words
 from fedmpdd.pages.builder import check_page
 from fedmpdd.report import Collection, Goals, write_report
 from fedmpdd.report.numbers import Group, Row, rows_of, tasks_of
 from fedmpdd.runs import compare as runs
-from fedmpdd.runs.driver import Callback
+from fedmpdd.runs.driver import Callback, check_callbacks
 from fedmpdd.runs.history import History, frame_of
 from fedmpdd.simulation.config import RunConfig
 from fedmpdd.tasks.task import Task
@@ -179,17 +180,19 @@ def compare(
         [('fedsgd', 17), ('fedsgd', 18), ('mpdd:m=8', 17), ('mpdd:m=8', 18)]
 
     """
-    if isinstance(codecs, str | Codec):
-        raise ConfigError(f"codecs = {codecs!r:.60}: expected a list of codecs, like [FedSGD(), MPDD(m=400)]")
+    if isinstance(codecs, str | Codec) or not isinstance(codecs, Iterable):
+        raise ConfigError(f"codecs = {shown(codecs)}: expected a list of codecs, like [FedSGD(), MPDD(m=400)]")
+    codecs, chosen, folder, goals = list(codecs), _seeds(seeds, seed), folder_of(out), goals_of(target, budget)
+    check_callbacks(callbacks)
     settings["seed"] = seed
     configs = [run_config(task, codec, **settings) for codec in codecs]
     words_given = [codec if isinstance(codec, str) else None for codec in codecs]
     return compared(
         [(text or config.codec.words, config) for text, config in zip(words_given, configs, strict=True)],
         task,
-        [seed + number for number in range(seeds)] if isinstance(seeds, int) else list(seeds),
-        out=None if out is None else Path(out),
-        goals=goals_of(target, budget),
+        chosen,
+        out=folder,
+        goals=goals,
         baseline=None if baseline is None else run_config(task, baseline, **settings).codec,
         stop_at_target=stop_at_target,
         callbacks=callbacks,
@@ -248,4 +251,16 @@ def _columns_of(row: runs.Trained) -> dict[str, Any]:
 
 def goals_of(target: float | None = None, budget: int | None = None) -> Goals:
     """Return the goals of a comparison."""
+    for name, value, example in (("target", target, "0.8"), ("budget", budget, "1_000_000 bytes")):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise ConfigError(f"{name} = {shown(value)}: expected one number, like {example}")
     return Goals([] if target is None else [target], [] if budget is None else [budget])
+
+
+def _seeds(seeds: Any, first: Any) -> list[int]:
+    """Which seeds to train with: so many from the first one on, or those that were given."""
+    is_count = isinstance(seeds, int) and not isinstance(seeds, bool)
+    chosen = list(range(seeds)) if is_count else list(seeds) if isinstance(seeds, Sequence) else []
+    if not chosen or len(set(chosen)) < len(chosen) or not all(isinstance(one, int) for one in [first, *chosen]):
+        raise ConfigError(f"seeds = {shown(seeds)}: expected how many, 1 or more, or a list of different whole numbers")
+    return [first + number for number in chosen] if is_count else chosen

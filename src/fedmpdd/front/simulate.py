@@ -14,13 +14,14 @@ from torch.optim import Optimizer
 from fedmpdd.codecs import Codec
 from fedmpdd.display import round_display
 from fedmpdd.errors import ConfigError
-from fedmpdd.imports import import_path_of, is_named, name_object
+from fedmpdd.imports import import_path_of, is_named, name_object, shown
 from fedmpdd.runs import driver
 from fedmpdd.runs.folders import Run
 from fedmpdd.runs.history import History
 from fedmpdd.server.step import OPTIMISERS, SCHEDULES, Schedule, StepRule
 from fedmpdd.simulation.config import RunConfig, parse_config
-from fedmpdd.simulation.engine import federation_of
+from fedmpdd.simulation.engine import federation_of, make_federation
+from fedmpdd.tasks.data import Dataset
 from fedmpdd.tasks.losses import CrossEntropy
 from fedmpdd.tasks.metrics import Accuracy
 from fedmpdd.tasks.task import Task
@@ -94,24 +95,58 @@ def simulate(
         schedule=schedule,
         **settings,
     )
+    return train(config, task=task, out=out, callbacks=callbacks, progress=progress)
+
+
+def train(
+    config: RunConfig,
+    *,
+    task: Task | Dataset | None = None,
+    out: str | Path | None = None,
+    data_dir: str | Path | None = None,
+    callbacks: Sequence[driver.Callback] = (),
+    progress: bool = True,
+) -> History:
+    """Train what a config says, all clients in this process, and return how it went.
+
+    `simulate` makes a config of its arguments and calls this. So does everything that trains the paper's tables.
+
+    Args:
+        config: of `load_config`, or of `run_config`.
+        task: what the config names as its dataset and model, where it is loaded already; None to load it.
+        out: a run folder, which is gone on with if it is there; None to keep nothing on the disk.
+        data_dir: where the datasets of this package are; the folder in FEDMPDD_DATA by default.
+        callbacks: see `fedmpdd.callbacks`.
+        progress: whether to show a bar on standard error.
+
+    Returns:
+        The history. Its `model` has the trained parameters.
+
+    Example:
+        >>> config = load_config("demo", ["rounds=2", "clients=4", "clients_per_round=2"])
+        >>> len(train(config, progress=False))
+        2
+
+    """
+    if not isinstance(config, RunConfig):
+        raise ConfigError(f'config = {shown(config)}: expected one of load_config, like fm.load_config("demo")')
+    driver.check_callbacks(callbacks)
+    folder, data = folder_of(out), folder_of(data_dir, "data_dir")
+    run = None if folder is None else Run.at(folder, config, data, task=task)
+    if run is None:
+        federation = make_federation(config, data) if task is None else federation_of(config, task)
+    else:
+        federation = run.federation
     with ExitStack() as stack:
-        shown: list[driver.Callback] = []
+        beside = list(callbacks)
         if progress:
+            name = config.codec.words if folder is None else folder.name
             start = stack.enter_context(round_display())
-        if out is None:
-            federation = federation_of(config, task)
-            training = driver.Training(federation)
-            if progress:
-                shown.append(driver.progress(start(str(codec), config.rounds, 0, config.score)))
-            history = driver.train(training, [*shown, *callbacks])
+            beside.insert(0, driver.progress(start(name, config.rounds, federation.next_round, config.score)))
+        if run is None:
+            history = driver.train(driver.Training(federation), beside)
         else:
-            run = Run.at(Path(out), config, task=task)
-            federation = run.federation
-            if progress:
-                shown.append(
-                    driver.progress(start(run.folder.name, config.rounds, federation.next_round, config.score))
-                )
-            run.train(callbacks=[*shown, *callbacks])
+            run.train(callbacks=beside)
             history = run.history
     history.model = federation.trained_model
     return history
@@ -152,6 +187,10 @@ def run_config(
         'mpdd'
 
     """
+    if not isinstance(task, Task):
+        raise ConfigError(
+            f"task = {shown(task)}: expected fm.Task(model=…, loss=…, clients=…, test=…), which holds model and data"
+        )
     beside = {key: settings.pop(key) for key in list(settings) if key in CodecConfig.model_fields and key != "name"}
     unknown = [key for key in settings if key not in RunConfig.model_fields or key in _OF_TASK]
     for key in unknown:
@@ -174,6 +213,13 @@ def run_config(
         **settings,
     }
     return parse_config(values)
+
+
+def folder_of(path: Any, name: str = "out") -> Path | None:
+    """Return a folder as a path, or raise ConfigError for what is none."""
+    if path is not None and not isinstance(path, str | Path):
+        raise ConfigError(f'{name} = {shown(path)}: expected a folder, like "runs/first", or None')
+    return None if path is None else Path(path)
 
 
 _OF_TASK = ("dataset", "model", "loss", "metrics", "batch_norm", "clients", "clients_per_round", "partition", "codec")
@@ -212,7 +258,10 @@ def _server(server: Any) -> tuple[dict[str, Any], float | None]:
         return asdict(server), None
     if isinstance(server, str):
         if server not in OPTIMISERS and not is_named(server):
-            raise ConfigError(f"server = {server!r}: expected {', '.join(OPTIMISERS)}, or one of torch.optim")
+            raise ConfigError(
+                f"server = {server!r}: expected {', '.join(OPTIMISERS)}, a path such as torch.optim:AdamW, or a "
+                "function from parameters to an optimiser"
+            )
         return {"optimiser": server}, None
     trial = make_optimiser(server, [nn.Parameter(torch.zeros(1))], "server")
     return {"optimiser": object_named(server)}, float(trial.defaults["lr"])
@@ -221,14 +270,33 @@ def _server(server: Any) -> tuple[dict[str, Any], float | None]:
 def _schedule(schedule: Any, rounds: int) -> dict[str, Any]:
     if isinstance(schedule, Schedule):
         return asdict(schedule)
+    if not isinstance(schedule, str) and not callable(schedule):
+        raise ConfigError(
+            f"schedule = {shown(schedule)}: expected {', '.join(SCHEDULES)}, a Schedule, or a function from the number "
+            "of a round to a factor of lr"
+        )
     if isinstance(schedule, str):
         return {"kind": schedule, "rounds": rounds if schedule in SCHEDULES and schedule != "constant" else 0}
     return {"kind": object_named(schedule)}
 
 
+_ELSEWHERE = {  # what other libraries call a setting, and what it is called here
+    "clients_per_round": "per_round",
+    "learning_rate": "lr",
+    "batch_size": "batch",
+    "num_rounds": "rounds",
+    "epochs": "local_epochs",
+    "num_epochs": "local_epochs",
+    "optimizer": "server or local_optimiser",
+    "optimiser": "server or local_optimiser",
+    "scheduler": "schedule",
+}
+
+
 def _unknown(key: str) -> str:
-    if key in _OF_TASK:
+    if key in _OF_TASK and key not in _ELSEWHERE:
         return f"{key} is the task's to say, or an argument of its own; see fm.Task and fm.partition"
-    known = [*RunConfig.model_fields, *CodecConfig.model_fields]
-    close = difflib.get_close_matches(key, known, 1)
+    arguments = ("rounds", "per_round", "batch", "lr", "server", "schedule", "callbacks", "progress", "out")
+    known = [*arguments, *(set(RunConfig.model_fields) - set(_OF_TASK)), *CodecConfig.model_fields]
+    close = [_ELSEWHERE[key]] if key in _ELSEWHERE else difflib.get_close_matches(key, sorted(known), 1)
     return f"{key} is no setting of a run{f'; did you mean {close[0]}?' if close else ''} (docs/federation.md has all)"

@@ -36,6 +36,8 @@ from fedmpdd.privacy.page import write_page, write_picture
 from fedmpdd.privacy.rows import AttackResults, Section, codec_summary, row_of
 from fedmpdd.runs.folders import FolderLock
 
+__all__ = ["METERED_SETTINGS", "PAGE", "is_attacked", "run_audit"]
+
 PAGE, IMAGES = "index.html", "images.json"
 METERED_SETTINGS = ("clients", "clients_per_round", "participation", "rounds", "partition")  # change no attack
 OnProgress = Callable[[str, float], None]  # the attack at work, and how much of the whole audit is done

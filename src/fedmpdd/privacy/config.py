@@ -9,10 +9,11 @@ from fedmpdd.codecs import Codec
 from fedmpdd.errors import ConfigError
 from fedmpdd.pages.audits import file_name
 from fedmpdd.privacy.attacks import ATTACKS
-from fedmpdd.runs.compare import codec_config
-from fedmpdd.simulation.config import RunConfig, apply_overrides, parse_config, read_table
+from fedmpdd.simulation.config import RunConfig, apply_overrides, codec_config, parse_config, read_table
 from fedmpdd.uplink import Protection
 from fedmpdd.uplink.codec_config import codec_list, codec_words, explain
+
+__all__ = ["Audit", "AuditConfig", "load_audit"]
 
 
 class AuditConfig(BaseModel):

@@ -15,11 +15,11 @@ from fedmpdd.runs.environment import environment
 from fedmpdd.runs.folders import Run
 from fedmpdd.runs.history import History, RunRecord, read_config, read_run
 from fedmpdd.runs.settings import check_same_run
-from fedmpdd.simulation.config import RunConfig, apply_overrides, parse_config
+from fedmpdd.simulation.config import RunConfig, parse_config
 from fedmpdd.simulation.engine import federation_of
 from fedmpdd.simulation.replay import model_sha256
 from fedmpdd.tasks.task import Task
-from fedmpdd.uplink.codec_config import CodecConfig, codec_overrides
+from fedmpdd.uplink.codec_config import CodecConfig
 
 Show = Callable[[int, float | None, int, int], None]  # what `progress` shows
 LONGEST_NAME = 100  # characters of a codec in the name of a folder
@@ -74,13 +74,6 @@ class Trained:
         }
 
 
-def codec_config(config: RunConfig, text: str) -> RunConfig:
-    """Return the config with the codec that a text like `mpdd:m=400:bits=1` or `fedsgd` describes."""
-    values = config.model_dump(mode="json")
-    values["codec"] = {key: values["codec"][key] for key in ("keys", "error_feedback")}
-    return parse_config(apply_overrides(values, codec_overrides(text)))
-
-
 def trials_of(
     configs: Sequence[tuple[str, RunConfig]],
     seeds: Sequence[int],
@@ -129,7 +122,9 @@ def compare(
     A folder whose run is finished is read, one that is half-way goes on, and a damaged one is left out.
     """
     if stop_at_target and target is None:
-        raise ConfigError("--stop-at-target needs a --target to stop at")
+        raise ConfigError(
+            "stop_at_target came without a target; say which score to stop at: target=0.8, or --target 0.8"
+        )
     _check(trials, task)
     trained: list[Trained] = []
     left_out: list[str] = []

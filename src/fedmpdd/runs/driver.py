@@ -16,7 +16,8 @@ from types import FrameType
 from typing import Any
 
 from fedmpdd.documents import write_json
-from fedmpdd.errors import CodecError, GradientError, MissingDependencyError
+from fedmpdd.errors import CodecError, ConfigError, GradientError, MissingDependencyError
+from fedmpdd.imports import shown
 from fedmpdd.runs.history import History
 from fedmpdd.simulation.engine import Federation, RoundMetrics
 from fedmpdd.simulation.journal import Journal, Record
@@ -61,6 +62,7 @@ class Callback:
 
 def train(training: Training, callbacks: Sequence[Callback] = ()) -> History:
     """Run rounds until the config's last one, or until a callback ends or pauses the training."""
+    check_callbacks(callbacks)
     federation = training.federation
     with ExitStack() as closing:
         closing.callback(federation.close)
@@ -81,6 +83,16 @@ def train(training: Training, callbacks: Sequence[Callback] = ()) -> History:
         for callback in callbacks:
             callback.end(training)
     return training.history
+
+
+def check_callbacks(callbacks: Any) -> None:
+    """Raise ConfigError unless these are callbacks, in a list."""
+    if isinstance(callbacks, Callback) or not isinstance(callbacks, Sequence):
+        raise ConfigError(f"callbacks = {shown(callbacks)}: expected a list of callbacks, like [EarlyStopping()]")
+    for one in callbacks:
+        if not isinstance(one, Callback):
+            how = f"{one.__name__}()" if isinstance(one, type) else "fm.callbacks.AfterRound(function)"
+            raise ConfigError(f"callbacks holds {shown(one)}; expected objects of fm.callbacks.Callback, such as {how}")
 
 
 class JournalFile(Callback):
@@ -158,6 +170,7 @@ class StopWhen(Callback):
     """Ends the training once its history gives a reason, which is kept."""
 
     def __init__(self, reason_of: ReasonOf) -> None:
+        _check_callable("StopWhen", reason_of, "a history to a reason or None")
         self._reason_of = reason_of
         self.reason: str | None = None
 
@@ -183,6 +196,11 @@ def at_target(target: float, budget: int | None = None) -> ReasonOf:
     return reason_of
 
 
+def _check_callable(name: str, call: object, signature: str) -> None:
+    if not callable(call) or isinstance(call, type):
+        raise ConfigError(f"{name} came with {shown(call)}; expected a function from {signature}")
+
+
 class PauseWhen(Callback):
     """Pauses the training when it is asked to: it has a checkpoint, and goes on from there later."""
 
@@ -197,6 +215,7 @@ class AfterRound(Callback):
     """Calls a function with every round."""
 
     def __init__(self, call: Callable[[Training, RoundMetrics], None]) -> None:
+        _check_callable("AfterRound", call, "a training and the metrics of a round to nothing")
         self._call = call
 
     def after_round(self, training: Training, metrics: RoundMetrics) -> None:
@@ -216,14 +235,15 @@ def progress(show: Callable[[int, float | None, int, int], None]) -> Callback:
 class TensorBoard(Callback):
     """Writes the metrics of every round as TensorBoard events."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: str | Path) -> None:
+        self.check()
+        self._folder = Path(folder)
 
     @staticmethod
     def check() -> None:
         """Raise MissingDependencyError before a run starts, not after."""
         if importlib.util.find_spec("tensorboard") is None:
-            raise MissingDependencyError("--tensorboard needs the package tensorboard; pip install tensorboard")
+            raise MissingDependencyError("TensorBoard needs the package tensorboard; pip install tensorboard")
 
     def begin(self, training: Training) -> None:
         from torch.utils.tensorboard import SummaryWriter

@@ -24,18 +24,19 @@ import torch
 
 from fedmpdd.documents import parse_json, sync_folder, write_json, write_text
 from fedmpdd.errors import ConfigError, DocumentError, JournalError, RunError
-from fedmpdd.imports import Trust, import_paths, sources_of
+from fedmpdd.imports import OBJECT, Trust, import_paths, sources_of
 from fedmpdd.runs import driver
 from fedmpdd.runs.environment import differences, environment
 from fedmpdd.runs.history import CONFIG, ENVIRONMENT, METRICS, SUMMARY, History, problem_of, read_config, read_starts
 from fedmpdd.runs.history import read_metrics as read_metrics
-from fedmpdd.runs.settings import changes, check_same_run, fixed, in_words, noted, with_changes
+from fedmpdd.runs.settings import breaking_changes, changes, check_same_run, config_record, describe, with_changes
 from fedmpdd.server import checkpoints
 from fedmpdd.simulation.config import RunConfig, parse_config
 from fedmpdd.simulation.engine import Federation, RoundMetrics, federation_of, make_federation
 from fedmpdd.simulation.journal import JOURNAL, Header, Journal, JournalReader
 from fedmpdd.simulation.replay import ANOTHER_START, model_sha256
-from fedmpdd.tasks.task import Task
+from fedmpdd.tasks.data import Dataset
+from fedmpdd.tasks.task import Task, fingerprint
 
 CHECKPOINT, LOCK = "checkpoint.safetensors", ".lock"
 
@@ -43,6 +44,7 @@ _UNSEALED_NOTES = ("next_round",)  # of checkpoints of versions that did not sea
 
 _log = logging.getLogger("fedmpdd")
 
+Loaded = Task | Dataset  # what a config names, where somebody has loaded it
 OnRound = Callable[[RoundMetrics, "Run"], None]
 
 
@@ -78,7 +80,7 @@ class Run:
         self._journal: Journal | None = None
 
     @classmethod
-    def at(cls, folder: Path, config: RunConfig, data_dir: Path | None = None, *, task: Task | None = None) -> "Run":
+    def at(cls, folder: Path, config: RunConfig, data_dir: Path | None = None, *, task: Loaded | None = None) -> "Run":
         """Return the run of a folder: a new one, or one that goes on; `resume` says what of its settings may differ.
 
         task: what the config names, where it is loaded already.
@@ -92,7 +94,7 @@ class Run:
 
     @classmethod
     def create(
-        cls, folder: Path, config: RunConfig, data_dir: Path | None = None, *, task: Task | None = None
+        cls, folder: Path, config: RunConfig, data_dir: Path | None = None, *, task: Loaded | None = None
     ) -> "Run":
         """Make a new run folder; nothing is written over."""
         if folder.exists():
@@ -138,7 +140,9 @@ class Run:
         return cls._resumed(folder, with_changes(folder, read_config(folder, trust_imports), settings), data_dir)
 
     @classmethod
-    def _resumed(cls, folder: Path, config: RunConfig, data_dir: Path | None = None, task: Task | None = None) -> "Run":
+    def _resumed(
+        cls, folder: Path, config: RunConfig, data_dir: Path | None = None, task: Loaded | None = None
+    ) -> "Run":
         done = sum(1 for _ in read_metrics(folder))
         if done > config.rounds:
             raise RunError(
@@ -147,6 +151,7 @@ class Run:
             )
         lock = FolderLock(folder)
         run = cls(folder, config, _federation(config, data_dir, task), lock)
+        run._check_task()
         if config.journaled:
             with JournalReader(folder / JOURNAL) as reader:
                 run._begin_as(reader)
@@ -159,6 +164,20 @@ class Run:
         write_text(folder / METRICS, "".join(json.dumps(row) + "\n" for row in rows))
         run.history = History.of(rows, config.score)
         return run
+
+    def _task_sha256(self) -> str | None:
+        """A hash of a task that exists as an object alone; what has a name is found again by it."""
+        return fingerprint(self.federation.task) if self.config.dataset.startswith(OBJECT) else None
+
+    def _check_task(self) -> None:
+        """Raise RunError if a run would go on with other examples than those that it began with."""
+        starts = read_starts(self.folder, "delete it and resume")
+        known = next((start["task_sha256"] for start in starts if start.get("task_sha256")), None)
+        if known is not None and known != self._task_sha256():
+            raise RunError(
+                f"{self.folder} was trained with another model, other examples or another partition than those of this "
+                "task; give what it began with, or choose another folder"
+            )
 
     def _load_checkpoint(self) -> None:
         path = self.folder / CHECKPOINT
@@ -184,8 +203,8 @@ class Run:
         """Begin with the initial model of a journal, which may not be the one that this machine makes."""
         ours, theirs = _read(self.federation.journal_header), _read(reader.header)
         start, journal_start = ours.pop("model_sha256"), theirs.pop("model_sha256")
-        if other := fixed(changes(theirs.pop("config"), ours.pop("config"))):
-            raise JournalError(f"{reader.path} is the journal of another run: {in_words(other)}; put back what it was")
+        if other := breaking_changes(changes(theirs.pop("config"), ours.pop("config"))):
+            raise JournalError(f"{reader.path} is the journal of another run: {describe(other)}; put back what it was")
         if ours != theirs:
             raise JournalError(f"{reader.path} is the journal of another run: its examples differ")
         initial = reader.initial_model()
@@ -283,7 +302,9 @@ class Run:
         path = self.folder / ENVIRONMENT
         starts = read_starts(self.folder, "delete it and resume")
         kept, table = read_config(self.folder), self.config.model_dump(mode="json")
-        here = {**environment(), **noted(self.config), "sources": sources_of(import_paths(table))}
+        here = {**environment(), **config_record(self.config), "sources": sources_of(import_paths(table))}
+        if (digest := self._task_sha256()) is not None:
+            here["task_sha256"] = digest
         if starts and (changed := differences(starts[-1], here)):
             _log.warning(
                 "%s: since the last start what may change bits has changed: %s; rounds from here on may differ from "
@@ -296,7 +317,7 @@ class Run:
             write_json(self.folder / CONFIG, table)
 
 
-def _federation(config: RunConfig, data_dir: Path | None, task: Task | None) -> Federation:
+def _federation(config: RunConfig, data_dir: Path | None, task: Loaded | None) -> Federation:
     return make_federation(config, data_dir) if task is None else federation_of(config, task)
 
 
@@ -318,9 +339,9 @@ def _check_config(path: Path, config: RunConfig, text: str) -> None:
         made_with = parse_config(parse_json(text), follow_imports=False)
     except (DocumentError, ConfigError) as error:
         raise RunError(f"{path} was made with a config that cannot be read: {error}; {_remedy(path)}") from None
-    if other := fixed(changes(made_with, config)):
+    if other := breaking_changes(changes(made_with, config)):
         raise RunError(
-            f"{path} is of another run: it was made with another config, {in_words(other)} in {CONFIG}; put back what "
+            f"{path} is of another run: it was made with another config, {describe(other)} in {CONFIG}; put back what "
             f"it was, or {_remedy(path)}"
         )
 

@@ -13,9 +13,22 @@ from typing import Any, Literal, NamedTuple
 
 from fedmpdd.documents import Expected, is_count, is_number, parse_json, problem_in, read_json
 from fedmpdd.errors import ConfigError, DocumentError, MissingDependencyError, RunError
-from fedmpdd.imports import Trust, check_trust, import_paths
-from fedmpdd.runs.settings import check_unchanged, without_noted
+from fedmpdd.imports import Trust, check_trust, import_paths, shown
+from fedmpdd.runs.settings import check_unchanged, without_config_record
 from fedmpdd.simulation.config import RunConfig, parse_config
+
+__all__ = [
+    "CONFIG",
+    "History",
+    "Round",
+    "RunRecord",
+    "Statistic",
+    "frame_of",
+    "read_config",
+    "read_history",
+    "read_run",
+    "statistic",
+]
 
 CONFIG, ENVIRONMENT, METRICS, SUMMARY = "config.json", "environment.json", "metrics.jsonl", "summary.json"
 LARGEST_CONFIG = 2**20  # bytes
@@ -51,6 +64,26 @@ class History:
     diverged: bool = False
     score: str = "accuracy"  # the metric that targets go by, with a minus before it where lower is better
     model: Any = None  # the trained module, where the history was made by a training in this process
+
+    def __post_init__(self) -> None:
+        """Raise RunError where somebody passes a folder."""
+        if not isinstance(self.rounds, list):
+            raise RunError(f"History({shown(self.rounds)}) holds no rounds; to read a run folder: History.read(folder)")
+
+    @classmethod
+    def read(cls, folder: str | Path) -> "History":
+        """Return the history of a run folder, be its run finished or not.
+
+        Args:
+            folder: that `simulate(out=…)` or `fedmpdd run` made.
+
+        Example:
+            >>> History.read("runs/first").to_frame()  # doctest: +SKIP
+
+        """
+        if not isinstance(folder, str | Path):
+            raise RunError(f'History.read({shown(folder)}): expected a run folder, like "runs/first"')
+        return read_run(Path(folder)).history
 
     @classmethod
     def of(cls, rows: Iterable[Mapping[str, Any]], score: str = "accuracy") -> "History":
@@ -222,8 +255,20 @@ def statistic(values: Sequence[float | None]) -> Statistic | None:
     return Statistic(mean(there), stdev(there) if len(there) > 1 else None, len(there), len(values))
 
 
-def read_run(folder: Path) -> RunRecord:
-    """Read and check everything that a run folder says of its run."""
+def read_run(folder: str | Path) -> RunRecord:
+    """Read and check everything that a run folder says of its run.
+
+    Args:
+        folder: of `fedmpdd run`, `fedmpdd compare`, or a call with `out=`.
+
+    Returns:
+        Config, history and summary. A run that is going on, or was killed, can be read too.
+
+    Example:
+        >>> read_run("runs/demo-001").history.final_accuracy  # doctest: +SKIP
+
+    """
+    folder = Path(folder)
     try:
         config = read_config(folder)
     except ConfigError as error:
@@ -235,7 +280,7 @@ def read_run(folder: Path) -> RunRecord:
             f"{folder / METRICS} has {history.last.rounds} rounds, but {CONFIG} says rounds = {config.rounds}: one of "
             "them was changed; leave this folder out"
         )
-    return RunRecord(folder, config, history, tuple(map(without_noted, starts)), summary)
+    return RunRecord(folder, config, history, tuple(map(without_config_record, starts)), summary)
 
 
 def read_history(folder: Path, score: str = "accuracy") -> tuple[History, dict[str, Any] | None]:

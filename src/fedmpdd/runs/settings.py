@@ -11,6 +11,8 @@ from fedmpdd.errors import RunError
 from fedmpdd.imports import OBJECT
 from fedmpdd.simulation.config import RunConfig, parse_config
 
+__all__ = ["check_same_run"]
+
 FREE_SETTINGS = ("rounds", "evaluate_every", "checkpoint_every", "device")  # change nothing that a round computes
 
 Changes = dict[str, tuple[Any, Any]]  # by dotted key: what it was, what it is
@@ -23,22 +25,22 @@ def changes(then: RunConfig, now: RunConfig) -> Changes:
     return {key: (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}
 
 
-def fixed(changed: Changes, free: Sequence[str] = FREE_SETTINGS) -> Changes:
+def breaking_changes(changed: Changes, free: Sequence[str] = FREE_SETTINGS) -> Changes:
     """Return those of some changes that make another run."""
     return {key: values for key, values in changed.items() if key not in free}
 
 
-def in_words(changed: Changes) -> str:
+def describe(changed: Changes) -> str:
     """Return changes as one line."""
     return ", ".join(f"{key}: {_short(old)} → {_short(new)}" for key, (old, new) in changed.items())
 
 
 def check_same_run(folder: Path, then: RunConfig, now: RunConfig, free: Sequence[str] = FREE_SETTINGS) -> None:
     """Raise RunError if a folder cannot be gone on with by a config, since it is of another run."""
-    if other := fixed(changes(then, now), free):
+    if other := breaking_changes(changes(then, now), free):
         raise RunError(
-            f"{folder} is a run with other settings, {in_words(other)}; a run goes on with its own, but for "
-            f"{', '.join(free)}: choose another folder, or give what it was made with"
+            f"{folder} was trained with other settings: {describe(other)}; choose another folder, or give the earlier "
+            f"values (only {', '.join(free)} may differ)"
         )
 
 
@@ -47,8 +49,8 @@ def check_free(folder: Path, given: Mapping[str, Any]) -> None:
     for key, value in given.items():
         if key not in FREE_SETTINGS:
             raise RunError(
-                f"{key} = {value!r:.60} cannot be given to {folder}: a run goes on with its own settings, but for "
-                f"{', '.join(FREE_SETTINGS)}; leave it out, or start another run with it"
+                f"{key} = {value!r:.60} cannot be given to {folder}: a run keeps its settings, and only "
+                f"{', '.join(FREE_SETTINGS)} may change; leave it out, or start another run with it"
             )
 
 
@@ -58,15 +60,15 @@ def with_changes(folder: Path, config: RunConfig, given: Mapping[str, Any]) -> R
     return parse_config({**config.model_dump(mode="json"), **given}) if given else config
 
 
-def noted(config: RunConfig) -> dict[str, Any]:
+def config_record(config: RunConfig) -> dict[str, Any]:
     """Return what a start notes of its config, so that a later one can tell whether the file was changed."""
     table = config.model_dump(mode="json")
     return {"config_sha256": _sha256(table), "config": table}
 
 
-def without_noted(start: Mapping[str, Any]) -> dict[str, Any]:
+def without_config_record(start: Mapping[str, Any]) -> dict[str, Any]:
     """Return a start's versions and machine alone."""
-    return {key: value for key, value in start.items() if key not in ("config_sha256", "config")}
+    return {key: value for key, value in start.items() if key not in ("config_sha256", "config", "task_sha256")}
 
 
 def check_unchanged(path: Path, table: dict[str, Any], starts: Sequence[Mapping[str, Any]]) -> None:
@@ -82,7 +84,7 @@ def check_unchanged(path: Path, table: dict[str, Any], starts: Sequence[Mapping[
     free = " ".join(f"{key}={new}" for key, (_, new) in changed.items() if key in FREE_SETTINGS)
     how = f"give {free} to fedmpdd run --resume {path.parent}" if free else "start another run for other settings"
     if changed:
-        raise RunError(f"{path} was changed after the run began, {in_words(changed)}; put back what it was, and {how}")
+        raise RunError(f"{path} was changed after the run began, {describe(changed)}; put back what it was, and {how}")
 
 
 def _flat(value: Any, key: str = "") -> dict[str, Any]:

@@ -8,8 +8,8 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from fedmpdd.documents import check_number
-from fedmpdd.errors import ConfigError
-from fedmpdd.imports import is_named, named_object
+from fedmpdd.errors import ConfigError, FedmpddError
+from fedmpdd.imports import is_named, named_object, words_and_line_of
 
 Vector = TypeVar("Vector")  # an array of float32, or a tensor
 SCHEDULES = ("constant", "cosine", "linear")
@@ -92,12 +92,25 @@ class Schedule:
         if round_number < self.warmup:
             return (round_number + 1) / self.warmup
         if self.kind not in SCHEDULES:
-            return float(named_object(self.kind, "schedule.kind")(round_number))
+            return self._factor_of_own(round_number)
         if self.kind == "constant":
             return 1.0
         done = min(1.0, (round_number - self.warmup) / (self.rounds - self.warmup))
         share = 1 - done if self.kind == "linear" else (1 + math.cos(math.pi * done)) / 2
         return round(self.final + (1 - self.final) * share, 12)  # the last bits of a cosine depend on the machine
+
+    def _factor_of_own(self, round_number: int) -> float:
+        try:
+            factor = float(named_object(self.kind, "schedule.kind")(round_number))
+        except FedmpddError:
+            raise
+        except Exception as error:  # somebody else's function
+            raise ConfigError(
+                f"schedule cannot be called with the number of a round, {round_number}: {words_and_line_of(error)}"
+            ) from error
+        if not 0 <= factor < math.inf:
+            raise ConfigError(f"schedule gives {factor} for round {round_number}; expected a factor of lr, 0 or more")
+        return factor
 
 
 CONSTANT = Schedule()

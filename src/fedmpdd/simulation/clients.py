@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from fedmpdd.codecs import DeComFL, ScalarCodec
 from fedmpdd.directions import Key, direction
 from fedmpdd.errors import ConfigError, FedmpddError
-from fedmpdd.imports import words_of
+from fedmpdd.imports import words_and_line_of
 from fedmpdd.simulation import forward, sampling
 from fedmpdd.simulation.config import RunConfig
 from fedmpdd.simulation.layers import LayerGradients, handles
@@ -99,14 +99,23 @@ class ClientStep:
 
     @property
     def _has_layers(self) -> bool:
-        return handles(self._objective.model.module) and self._objective.loss.per_example is not None
+        module, loss = self._objective.model.module, self._objective.loss
+        is_trained = len(self._objective.model.names) == len(list(module.parameters()))  # all of it
+        return handles(module) and loss.per_example is not None and is_trained
 
     def __call__(self, flat: Tensor, work: Work) -> Computed:
         """Return what each client encodes [clients, d]."""
-        with visible_draws() if self._draws else nullcontext():
+        with visible_draws() if self._draws else nullcontext(), blamed_on_the_task(work.round):
             if self._config.trains_locally:
                 return self._differences(flat, work)
             return self._all_gradients(flat, work)
+
+    def cause(self, computed: Computed) -> str | None:
+        """Return why rows may not be finite, as far as the examples show it."""
+        number = self._store.not_finite()
+        if number is None or bool(torch.isfinite(torch.as_tensor(computed.rows)).all()):
+            return None
+        return f"training example {number} holds NaN or infinity; leave such examples out, or fill them in"
 
     def _all_gradients(self, flat: Tensor, work: Work) -> Computed:
         clients = len(work.clients)
@@ -143,33 +152,43 @@ class ClientStep:
                 'gradients = "layers": the model is not a plain nn.Sequential of linear and convolutional layers, '
                 'activations and pooling, with cross-entropy; use gradients = "auto"'
             )
-        self._draws = check_objective(self._objective, flat, self._store)
+        has_gradient = self._config.source == "backward"
+        self._draws = check_objective(self._objective, flat, self._store, has_gradient=has_gradient)
         batch = self._config.batch if self._objective.mixes_examples else 1
         examples = np.arange(2 * batch).reshape(2, batch) % len(self._store)
         rows = _Rows(slice(0, 2), examples, [(0,), (1,)])
         if self._config.client == "forward":
             self._check_forward(flat, rows)
             return
+        while (problem := self._problem_with(flat, rows)) is not None:
+            # Not every model can be vectorised: one that looks at its numbers, or has an LSTM, goes client by client.
+            if self._config.gradients != "auto" or self._method == "loop":
+                how = "" if self._method == "loop" else ' all clients at once; try gradients = "auto"'
+                text = words_and_line_of(problem)
+                raise ConfigError(f"the model cannot be differentiated{how}: {text}") from problem
+            self._method = "vmap" if self._method == "layers" else "loop"
+
+    def _problem_with(self, flat: Tensor, rows: _Rows) -> Exception | None:
+        """Return what the gradients of some clients raise, taken by the method that is chosen."""
+        gradients, statistics = torch.empty((2, self._d), device=self._device), self._empty_statistics(2)
         try:
-            gradients, statistics = torch.empty((2, self._d), device=self._device), self._empty_statistics(2)
             self._workers.map(lambda model, one: self._gradients(model, flat, one, gradients, statistics), [rows])
         except FedmpddError:
             raise
         except Exception as error:  # somebody else's model
-            raise ConfigError(
-                f"gradients = {self._config.gradients!r}: the model cannot be differentiated so: {words_of(error)}; "
-                'try gradients = "loop"'
-            ) from None
+            return error
+        return None
 
     def _check_forward(self, flat: Tensor, some: _Rows) -> None:
         rows = torch.ones((1 if self._one_direction else 2, self._d), device=self._device)
         try:
             forward.along(lambda parameters: self._client_losses(self._objective, parameters, some), flat, rows)
         except Exception as error:  # somebody else's model
+            text = words_and_line_of(error)
             other = 'client = "backward"' if len(rows) == 1 else 'gradients = "loop", or client = "backward"'
             raise ConfigError(
-                f'client = "forward": PyTorch cannot differentiate the model forwards: {words_of(error)}; try {other}'
-            ) from None
+                f'client = "forward": PyTorch cannot differentiate the model forwards: {text}; try {other}'
+            ) from error
 
     def _differences(self, flat: Tensor, work: Work) -> Computed:
         """x_k − x after several local steps: what the server should subtract."""
@@ -328,6 +347,18 @@ class ClientStep:
         # A client's random crops are its own, whoever else is in the call.
         parts = [self._store.gather(one, seed) for one, seed in zip(chosen, rows.seeds, strict=True)]
         return tree_map(lambda *leaves: torch.stack(leaves), *parts)
+
+
+@contextmanager
+def blamed_on_the_task(round_number: int) -> Iterator[None]:
+    """Turn what somebody's model, loss or dataset raises in a round into one line, the traceback behind it."""
+    try:
+        yield
+    except (FedmpddError, MemoryError, torch.cuda.OutOfMemoryError):
+        raise
+    except Exception as error:
+        text = words_and_line_of(error)
+        raise ConfigError(f"the model or the loss failed in round {round_number}: {text}") from error
 
 
 def _of_client(batch: Batch, client: int) -> Batch:

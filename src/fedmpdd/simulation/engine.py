@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedmpdd.codecs import Codec
 from fedmpdd.directions import Key, backend
-from fedmpdd.errors import ConfigError, InputError, RunError
+from fedmpdd.errors import ConfigError, GradientError, InputError, RunError
 from fedmpdd.simulation import sampling
 from fedmpdd.simulation.clients import ClientStep, Computed, Work
 from fedmpdd.simulation.config import RunConfig
@@ -127,6 +127,7 @@ class Federation:
         self._workers = Workers(self._objective, threaded=config.device != "cuda")
         self._client_step = ClientStep(config, self._objective, task.clients.store, self._workers)
         self.evaluate = Evaluator(config, task, self._objective, self._statistics, self._workers)
+        config.schedule.factor(0)  # somebody's own may fail
         self._client_step.check(self.flat)
         self.evaluate.check(self.flat)
 
@@ -184,7 +185,7 @@ class Federation:
             tested = self.evaluate(self.flat) if self._is_evaluated(k) else None
         return RoundMetrics(
             round=k,
-            loss=None if losses is None else float(np.nanmean(losses.double().cpu().numpy())),
+            loss=None if losses is None else _mean_of(losses.double().cpu().numpy()),
             clients=0 if losses is None else len(plan.keys),
             uplink_bytes=uplink_bytes,
             payload_bytes=payload_bytes,
@@ -211,7 +212,10 @@ class Federation:
             if not results:
                 self._prepare(plan.round + 1)
             computed_at = self._clock()
-            parts.append(self._encode(computed.rows, some))  # lines 7 to 11
+            try:
+                parts.append(self._encode(computed.rows, some))  # lines 7 to 11
+            except GradientError as error:
+                raise self._cause_of(error, computed) from None
             results.append(computed._replace(rows=None))
             gradient_s += computed_at - start
             encode_s += self._clock() - computed_at
@@ -249,6 +253,11 @@ class Federation:
             return self._uplink.encode_scalars(plan.round, computed, plan.keys, noise)
         rows = computed if computed.is_cuda else computed.numpy()
         return self._uplink.encode(plan.round, rows, plan.keys, plan.present.tolist(), noise)
+
+    def _cause_of(self, error: GradientError, computed: Computed) -> GradientError:
+        """Say what of the examples makes gradients NaN, if that is what does; else it is the step size."""
+        cause = self._client_step.cause(computed)
+        return error if cause is None else GradientError(f"{cause} ({error})")
 
     def _note(self, mean: Mean | None) -> None:
         if self.config.journaled:
@@ -423,6 +432,11 @@ def _is_client(text: str, clients: int) -> bool:
 def make_federation(config: RunConfig, data_dir: Path | None = None) -> Federation:
     """Load the data of a config, deal it out, and build its federation."""
     return federation_of(config, load_task(config, data_dir))
+
+
+def _mean_of(losses: NDArray[np.float64]) -> float:
+    """The mean of the losses that are numbers; NaN where none is."""
+    return math.nan if np.isnan(losses).all() else float(np.nanmean(losses))
 
 
 def federation_of(config: RunConfig, task: Task | Dataset, *, frames: bool = False) -> Federation:

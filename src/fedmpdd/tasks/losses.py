@@ -5,13 +5,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fedmpdd.errors import ConfigError
+from fedmpdd.imports import shown
 from fedmpdd.tasks.stores import Batch
 
+IGNORED = -100  # the target that cross-entropy leaves out, as of padding
 _MODEL_NAMES = ("model", "module", "network", "net")
 
 
@@ -27,7 +30,9 @@ class Loss:
 
     def __init__(self, function: Callable[..., Any], key: str = "loss") -> None:
         if not callable(function):
-            raise ConfigError(f"{key} = {function!r:.60} cannot be called; expected a function (outputs, targets)")
+            raise ConfigError(f"{key} = {shown(function)} cannot be called; expected a function (outputs, targets)")
+        if isinstance(function, type):
+            raise ConfigError(f"{key} = {function.__name__} is a class; make an object of it: {function.__name__}()")
         self.function = function
         self.takes_model = takes_model(function)
 
@@ -65,16 +70,20 @@ class CrossEntropy(Loss):
 
     def total(self, outputs: Any, targets: Tensor) -> tuple[float, int]:
         """See Loss."""
-        return float(functional.cross_entropy(logits_of(outputs), targets, reduction="sum")), targets.numel()
+        summed = float(functional.cross_entropy(logits_of(outputs), targets, reduction="sum"))
+        return summed, int((targets != IGNORED).sum())
 
     @staticmethod
-    def check(outputs: Tensor, targets: Tensor, classes: NDArray[np.int64] | None = None) -> None:
+    def check(
+        outputs: Tensor, targets: Tensor, classes: NDArray[np.int64] | None = None, what: str = "examples"
+    ) -> None:
         """Raise ConfigError for outputs and targets that this loss would take and not mean.
 
         Args:
             outputs: of some examples.
             targets: theirs.
             classes: of all examples, if they are known.
+            what: how messages call the examples.
 
         """
         if targets.is_floating_point():
@@ -88,14 +97,20 @@ class CrossEntropy(Loss):
                 "the model says; give one output per class, or another loss such as "
                 "torch.nn.functional.binary_cross_entropy_with_logits"
             )
+        if targets.dtype == torch.bool:
+            raise ConfigError("cross-entropy came with targets of torch.bool; expected whole numbers: call .long()")
         if outputs.shape[:1] + outputs.shape[2:] != targets.shape:
             raise ConfigError(
                 f"cross-entropy came with outputs of shape {list(outputs.shape)} and targets of shape "
                 f"{list(targets.shape)}; expected outputs [examples, classes, …] and targets [examples, …]"
             )
-        if classes is not None and classes.size and not 0 <= classes.min() <= classes.max() < outputs.shape[1]:
+        if classes is None:
+            classes = targets[targets != IGNORED].cpu().numpy()
+        if classes.size and not 0 <= classes.min() <= classes.max() < outputs.shape[1]:
+            first, last = classes.min(), classes.max()
+            there = f"class {first}" if first == last else f"classes {first} to {last}"
             raise ConfigError(
-                f"the examples have classes {classes.min()} to {classes.max()}, and the model has "
+                f"the {what} have {there}, and the model has "
                 f"{outputs.shape[1]} outputs; expected classes from 0 to {outputs.shape[1] - 1}"
             )
 

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from fedmpdd.errors import ConfigError
-from fedmpdd.tasks.losses import logits_of, takes_model
+from fedmpdd.imports import shown
+from fedmpdd.tasks.losses import IGNORED, logits_of, takes_model
 from fedmpdd.tasks.stores import Batch
 
 
@@ -69,12 +70,25 @@ class Accuracy(Metric):
 
     def part(self, network: nn.Module, batch: Batch, outputs: Any) -> Any:
         """See Metric."""
-        return int((logits_of(outputs).argmax(dim=1) == batch[-1]).sum()), batch[-1].numel()
+        return _correct(outputs, batch[-1])
 
     def value(self, parts: Sequence[Any]) -> float:
         """See Metric."""
         correct, counts = zip(*parts, strict=True)
         return float(sum(correct) / sum(counts))
+
+
+def as_metrics(metrics: Any) -> dict[str, Metric]:
+    """Return metrics by name as the engine calls them, or raise ConfigError."""
+    if not isinstance(metrics, Mapping):
+        raise ConfigError(f'metrics = {shown(metrics)}: expected functions by name, like {{"r2": r2}}')
+    for name in metrics:
+        if not isinstance(name, str) or not name.strip("-") or set(name) & set("=:( ") or name.strip("-") == "loss":
+            raise ConfigError(
+                f"a metric is called {name!r}; expected a word without blank, =, : and (, and another one than loss, "
+                "which the test loss is called"
+            )
+    return {name: as_metric(name, metric) for name, metric in metrics.items()}
 
 
 def as_metric(name: str, function: Any) -> Metric:
@@ -84,7 +98,9 @@ def as_metric(name: str, function: Any) -> Metric:
     if all(callable(getattr(function, method, None)) for method in ("reset", "update", "compute")):
         return Updated(function)
     if not callable(function):
-        raise ConfigError(f"metric {name} = {function!r:.60} cannot be called; expected a function (outputs, targets)")
+        raise ConfigError(f"metric {name} = {shown(function)} cannot be called; expected a function (outputs, targets)")
+    if isinstance(function, type):
+        raise ConfigError(f"metric {name} = {function.__name__} is a class; make an object of it")
     if function is accuracy:
         return Accuracy()
     return OfModel(function) if takes_model(function) else Metric(function)
@@ -105,7 +121,19 @@ def accuracy(outputs: Any, targets: Tensor) -> float:
         0.6666666666666666
 
     """
-    return float((logits_of(outputs).argmax(dim=1) == targets).sum()) / targets.numel()
+    correct, count = _correct(outputs, targets)
+    return correct / count
+
+
+def _correct(outputs: Any, targets: Tensor) -> tuple[int, int]:
+    """How many targets have the largest output, and of how many; what cross-entropy leaves out is left out here."""
+    logits = logits_of(outputs)
+    if targets.is_floating_point() or logits.shape[:1] + logits.shape[2:] != targets.shape:
+        raise ConfigError(
+            f"accuracy came with outputs of shape {list(logits.shape)} and targets of shape {list(targets.shape)}, "
+            f"{targets.dtype}; expected outputs [examples, classes, …] and whole numbers [examples, …]"
+        )
+    return int((logits.argmax(dim=1) == targets).sum()), int((targets != IGNORED).sum())
 
 
 def _on_host(outputs: Any) -> Any:

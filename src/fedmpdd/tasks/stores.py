@@ -18,13 +18,14 @@ from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import TensorDataset, default_collate
 
 from fedmpdd.errors import DataError
-from fedmpdd.imports import words_of
+from fedmpdd.imports import words_and_line_of, words_of
 from fedmpdd.tasks.data.base import Examples
 
 Batch = Any  # tensors in tuples or dicts, each with the same leading dimensions
 Columns = tuple[str | Sequence[str], str]  # names of the inputs and of the target
 
 _TARGET_NAMES = ("label", "labels", "target", "targets", "y")
+_WHOLE_NUMBERS = (torch.int8, torch.int16, torch.int32, torch.uint16, torch.uint32)
 _process_randomness = threading.Lock()  # datasets draw from generators that all threads share
 
 
@@ -56,6 +57,14 @@ class Store(ABC):
 
     def classes(self) -> NDArray[np.int64] | None:
         """Return one class per example, None where an example has none."""
+        return None
+
+    def layout(self) -> list[tuple[int, ...]] | None:
+        """Return the shape of each array of an example, None where only a look at examples tells."""
+        return None
+
+    def not_finite(self) -> int | None:
+        """Return the number of an example that holds NaN or infinity, None if none is known to."""
         return None
 
 
@@ -107,6 +116,8 @@ class TensorStore(Store):
         lengths = {len(leaf) for leaf in tree_flatten(batch)[0]}
         if len(lengths) != 1:
             raise DataError(f"arrays of {sorted(lengths)} rows came; expected one row per example in each of them")
+        if not any(lengths):
+            raise DataError("arrays without rows came; expected one example at least")
         self._batch = batch
         self._length = lengths.pop()
 
@@ -124,6 +135,18 @@ class TensorStore(Store):
     def classes(self) -> NDArray[np.int64] | None:
         """See Store."""
         return _classes(self._batch[-1]) if isinstance(self._batch, tuple) else None
+
+    def layout(self) -> list[tuple[int, ...]] | None:
+        """See Store."""
+        return [tuple(leaf.shape[1:]) for leaf in tree_flatten(self._batch)[0]]
+
+    def not_finite(self) -> int | None:
+        """See Store."""
+        for leaf in tree_flatten(self._batch)[0]:
+            rows = ~torch.isfinite(leaf).flatten(1).all(dim=1) if leaf.ndim > 1 else ~torch.isfinite(leaf)
+            if bool(rows.any()):
+                return int(rows.nonzero()[0])
+        return None
 
 
 class DatasetStore(Store):
@@ -168,7 +191,8 @@ class DatasetStore(Store):
         try:
             example = self._dataset[number]
         except Exception as error:  # somebody else's dataset
-            raise DataError(f"example {number} of the dataset cannot be read: {words_of(error)}") from None
+            text = words_and_line_of(error)
+            raise DataError(f"example {number} of the dataset cannot be read: {text}") from error
         if self._columns is not None and isinstance(example, Mapping):
             return _by_columns(example, self._columns)
         return tuple(example) if isinstance(example, list) else example
@@ -209,6 +233,13 @@ class JoinedStore(Store):
 
     def __init__(self, stores: Sequence[Store]) -> None:
         self._stores = list(stores)
+        layouts = [store.layout() for store in stores]
+        for client, layout in enumerate(layouts):
+            if layout is not None and layouts[0] is not None and layout != layouts[0]:
+                raise DataError(
+                    f"client {client} has examples of shapes {_shapes(layout)}, and client 0 of {_shapes(layouts[0])}; "
+                    "one model takes examples of one shape"
+                )
         self._ends = np.cumsum([len(store) for store in stores])
         self.draws = any(store.draws for store in stores)
 
@@ -235,6 +266,14 @@ class JoinedStore(Store):
         """See Store."""
         return JoinedStore([store.to(device) for store in self._stores])
 
+    def not_finite(self) -> int | None:
+        """See Store."""
+        for store, end in zip(self._stores, self._ends, strict=True):
+            number = store.not_finite()
+            if number is not None:
+                return number + int(end) - len(store)
+        return None
+
     def classes(self) -> NDArray[np.int64] | None:
         """See Store."""
         parts = [store.classes() for store in self._stores]
@@ -260,14 +299,19 @@ def as_store(data: Any, columns: Columns | None = None) -> Store:
     """
     if isinstance(data, Store):
         return data
+    _check_columns(columns)
     if isinstance(data, TensorDataset):
         return TensorStore(tuple(_plain(part) for part in data.tensors))
-    if isinstance(data, tuple) and data and all(_is_array(part) for part in data):
-        return TensorStore(tuple(_tensor(part) for part in data))
+    if isinstance(data, tuple):
+        return _store_of_tuple(data, columns)
     if isinstance(data, dict) and data and all(_is_array(part) for part in data.values()):
         leaves = {name: _tensor(part) for name, part in data.items()}
         return TensorStore(leaves if columns is None else _by_columns(leaves, columns))
-    if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")) or isinstance(data, str | bytes):
+    if (
+        isinstance(data, dict)
+        or not (hasattr(data, "__len__") and hasattr(data, "__getitem__"))
+        or isinstance(data, str | bytes)
+    ):
         raise DataError(
             f"data of type {type(data).__name__} came; expected a dataset with a length, a tuple (inputs, targets) of "
             "arrays or tensors, or a dict of them"
@@ -278,6 +322,31 @@ def as_store(data: Any, columns: Columns | None = None) -> Store:
     if columns is None and isinstance(names, list):
         columns = _usual_columns(names)
     return DatasetStore(data, columns)
+
+
+def _store_of_tuple(data: tuple[Any, ...], columns: Columns | None) -> Store:
+    if columns is not None:
+        raise DataError(f"columns = {columns!r} came with a tuple of arrays, which has no names; leave columns out")
+    kinds = ", ".join(f"{type(part).__name__}" for part in data)
+    if any(isinstance(part, Store) for part in data):
+        raise DataError("examples came that are dealt out to clients already; pass the data that partition was given")
+    if not data or not all(_is_array(part) for part in data):
+        raise DataError(
+            f"a tuple of ({kinds}) came; expected (inputs, targets) of arrays or tensors: make them with numpy.array "
+            "or torch.tensor"
+        )
+    return TensorStore(tuple(_tensor(part) for part in data))
+
+
+def _check_columns(columns: Any) -> None:
+    if columns is None:
+        return
+    inputs, target = columns if isinstance(columns, tuple | list) and len(columns) == 2 else (None, None)
+    names = [inputs] if isinstance(inputs, str) else inputs
+    if not isinstance(names, tuple | list) or not all(isinstance(name, str) for name in [*names, target]):
+        raise DataError(
+            f'columns = {columns!r}: expected (inputs, target), like ("image", "label") or (["text", "mask"], "label")'
+        )
 
 
 def _usual_columns(names: list[str]) -> Columns | None:
@@ -303,7 +372,9 @@ def _is_array(value: Any) -> bool:
 
 def _tensor(part: Any) -> Tensor:
     if isinstance(part, np.ndarray):
-        part = torch.from_numpy(part if part.flags.writeable else part.copy())
+        if part.dtype.kind not in "biuf":
+            raise DataError(f"an array of {part.dtype} came; expected numbers: turn words into them before")
+        part = torch.from_numpy(np.ascontiguousarray(part if part.flags.writeable else part.copy()))
     return _plain(part)
 
 
@@ -311,7 +382,7 @@ def _plain(leaf: Tensor) -> Tensor:
     """A tensor in the types that networks compute with; bytes stay bytes for a while."""
     if leaf.dtype in (torch.float64, torch.float16, torch.bfloat16):
         return leaf.float()
-    return leaf.long() if leaf.dtype in (torch.int8, torch.int16, torch.int32) else leaf
+    return leaf.long() if leaf.dtype in _WHOLE_NUMBERS else leaf
 
 
 def _scaled(batch: Batch) -> Batch:
@@ -329,6 +400,10 @@ def _unit(leaf: Tensor) -> Tensor:
 
 def _class(leaf: Tensor) -> Tensor:
     return leaf.long() if leaf.dtype == torch.uint8 else leaf
+
+
+def _shapes(layout: list[tuple[int, ...]]) -> str:
+    return ", ".join(str(list(shape)) for shape in layout)
 
 
 def _classes(target: Tensor) -> NDArray[np.int64] | None:

@@ -1,7 +1,13 @@
 """A task: model, loss, metrics and the clients' data. Everything that is not communication."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+import difflib
+import hashlib
+import math
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,18 +15,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils._pytree import tree_leaves
 
 from fedmpdd.errors import ConfigError, DataError, FedmpddError
-from fedmpdd.imports import words_of
+from fedmpdd.imports import shown, words_and_line_of
 from fedmpdd.tasks import models
 from fedmpdd.tasks.batch_norm import BatchNorm, check_choice, layers_of
 from fedmpdd.tasks.data.partition import ExamplesByGroup, Partition, PartitionKind, make_partition
 from fedmpdd.tasks.losses import CrossEntropy, as_loss, inputs_and_targets, logits_of
-from fedmpdd.tasks.metrics import Accuracy, Metric, as_metric
+from fedmpdd.tasks.metrics import Accuracy, Metric, as_metrics
 from fedmpdd.tasks.models import FlatModel
 from fedmpdd.tasks.objective import Objective
 from fedmpdd.tasks.randomness import ClientRandomness
 from fedmpdd.tasks.stores import Columns, JoinedStore, Store, as_store
+
+_LOOKED_AT = 16  # examples and clients that a fingerprint is made of
 
 Maker = Callable[[str, int], tuple[FlatModel, Tensor]]  # of a model and its first parameters, from init and seed
 
@@ -77,7 +86,9 @@ class Task:
         self.test = as_store(test, columns)
         if metrics is None:
             metrics = {"accuracy": Accuracy()} if isinstance(self.loss, CrossEntropy) else {}
-        self.metrics: dict[str, Metric] = {name: as_metric(name, metric) for name, metric in metrics.items()}
+        self.metrics: dict[str, Metric] = as_metrics(metrics)
+        if batch_norm not in (None, "averaged", "local"):
+            raise ConfigError(f'batch_norm = {shown(batch_norm)}: expected "averaged" or "local"')
         self.batch_norm: BatchNorm | None = batch_norm
         self.shape, self.classes = (1, 1, 1), 1  # what a journal says of examples that have no shape of images
 
@@ -171,6 +182,7 @@ def partition(
         10
 
     """
+    _check_dealing(clients, seed, classes_per_client, alpha, virtual_size)
     if kind == "natural":
         names = _group_names(data, groups)
         if clients is not None:
@@ -181,7 +193,7 @@ def partition(
         return Clients(store, ExamplesByGroup(names, seed))
     if groups is not None:
         raise ConfigError(f'groups came with kind = {kind!r}; they are for kind = "natural"')
-    store = as_store(data, columns)
+    store, kind = as_store(data, columns), _kind(kind)
     if clients is None:
         raise ConfigError(f"clients is missing: how many share the {len(store):,} examples? partition(data, 100)")
     return Clients(
@@ -189,7 +201,7 @@ def partition(
         make_partition(
             _classes_for(kind, store),
             clients,
-            kind=PartitionKind(kind) if kind in list(PartitionKind) else kind,  # type: ignore[arg-type]
+            kind=kind,
             seed=seed,
             classes_per_client=classes_per_client,
             alpha=alpha,
@@ -198,29 +210,67 @@ def partition(
     )
 
 
-def check_objective(objective: Objective, flat: Tensor, store: Store) -> bool:
+def fingerprint(task: Task) -> str:
+    """Return a hash by which a run tells that it would go on with another model or other examples.
+
+    It is of the layers of the model, of how many examples there are, who holds which, and the first few of them.
+
+    Args:
+        task: that is trained.
+
+    """
+    digest = hashlib.sha256()
+    layers = repr(task.model) if isinstance(task.model, nn.Module) else ""
+    digest.update(re.sub(r" at 0x[0-9a-f]+", "", layers).encode())
+    partition = task.clients.partition
+    for store in (task.clients.store, task.test):
+        digest.update(f"{len(store)} {partition.clients}".encode())
+        if store.draws:  # what it gives may never come again
+            continue
+        for leaf in tree_leaves(store.gather(torch.arange(min(_LOOKED_AT, len(store))))):
+            digest.update(f"{leaf.dtype} {tuple(leaf.shape)}".encode() + leaf.cpu().numpy().tobytes())
+    for client in range(min(_LOOKED_AT, partition.clients)):
+        digest.update(np.sort(partition.examples_of(client)).tobytes())
+    return digest.hexdigest()
+
+
+def check_objective(objective: Objective, flat: Tensor, store: Store, *, has_gradient: bool = True) -> bool:
     """Try a task on two examples, and return whether clients draw random numbers while they train.
 
+    Args:
+        objective: of the task.
+        flat: parameters.
+        store: the examples.
+        has_gradient: whether the loss is to be differentiated.
+
     Raises:
-        ConfigError: the model does not take the examples, the loss does not take its outputs, or a forward pass changes
-            a buffer, which no update would carry.
+        ConfigError: the model does not take the examples, the loss does not take its outputs or depends on no
+            parameter, or a forward pass changes a buffer, which no update would carry.
 
     """
     batch = store.gather(torch.arange(min(2, len(store))))
     asked = objective.copy()
     network = asked.network
     buffers = {name: buffer.clone() for name, buffer in network.named_buffers()}
-    with ClientRandomness([(0,)], vectorised=False, device=flat.device) as randomness, torch.no_grad():
+    with ClientRandomness([(0,)], vectorised=False, device=flat.device) as randomness:
         try:
             if isinstance(objective.loss, CrossEntropy):
                 *inputs, targets = inputs_and_targets(batch)
-                outputs = logits_of(asked.outputs(flat, *inputs))
+                with torch.no_grad():
+                    outputs = logits_of(asked.outputs(flat, *inputs))
                 CrossEntropy.check(outputs, targets, None if store.draws else store.classes())
-            asked(flat, batch)
+            with no_broadcasting():
+                value = asked(flat.detach().requires_grad_(has_gradient), batch)
         except FedmpddError:
             raise
         except Exception as error:  # somebody else's model or loss
-            raise ConfigError(f"the model or the loss cannot take the examples: {words_of(error)}") from None
+            text = words_and_line_of(error)
+            raise ConfigError(f"the model or the loss cannot take the examples: {text}") from error
+    if has_gradient and not value.requires_grad:
+        raise ConfigError(
+            "the loss depends on no parameter of the model, so that there is no gradient; look for detach(), item(), "
+            "argmax, NumPy or torch.no_grad() in the model or the loss"
+        )
     for name, buffer in network.named_buffers():
         if not torch.equal(buffer, buffers[name]):
             raise ConfigError(
@@ -230,13 +280,28 @@ def check_objective(objective: Objective, flat: Tensor, store: Store) -> bool:
     return bool(randomness.draws)
 
 
+@contextmanager
+def no_broadcasting() -> Iterator[None]:
+    """Within the block it is an error where a loss of PyTorch warns that outputs and targets have different shapes."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Using a target size")
+        try:
+            yield
+        except UserWarning as error:
+            shapes = re.findall(r"torch\.Size\((\[[\d, ]*\])\)", str(error))
+            raise ConfigError(
+                f"outputs of shape {shapes[-1]} came with targets of shape {shapes[0]}, and PyTorch would compare all "
+                "pairs of them; give both one shape, with targets[:, None] or outputs.squeeze(1), say"
+            ) from None
+
+
 def _made_by(factory: Any) -> nn.Module:
     if not callable(factory):
-        raise ConfigError(f"model = {factory!r:.60}: expected a torch.nn.Module, or a function that makes one")
+        raise ConfigError(f"model = {shown(factory)}: expected a torch.nn.Module, or a function that makes one")
     try:
         module = factory()
     except Exception as error:  # somebody else's code
-        raise ConfigError(f"the model cannot be made: {words_of(error)}") from None
+        raise ConfigError(f"the model cannot be made: {words_and_line_of(error)}") from error
     if not isinstance(module, nn.Module):
         raise ConfigError(f"the model's function gives a {type(module).__name__}; expected a torch.nn.Module")
     return module
@@ -251,12 +316,38 @@ def clients_of(clients: Any, columns: Columns | None = None) -> Clients:
             f"clients of type {type(clients).__name__} came; expected fm.partition(data, 100), or a list with one "
             "dataset per client"
         )
-    stores = [as_store(one, columns) for one in clients]
+    stores = []
+    for number, one in enumerate(clients):
+        try:
+            stores.append(as_store(one, columns))
+        except DataError as error:
+            raise DataError(f"client {number}: {error}") from None
     owners = np.repeat(np.arange(len(stores)), [len(store) for store in stores])
     return Clients(JoinedStore(stores), ExamplesByGroup(owners, 0))
 
 
-def _classes_for(kind: str, store: Store) -> NDArray[np.int64]:
+def _check_dealing(clients: Any, seed: Any, classes_per_client: Any, alpha: Any, virtual_size: Any) -> None:
+    """Raise ConfigError for what nothing can be dealt out by."""
+    counts = {"clients": clients, "classes_per_client": classes_per_client, "virtual_size": virtual_size}
+    for name, value in counts.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1):
+            raise ConfigError(f"{name} = {shown(value)}: expected a whole number, 1 or more")
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**63:
+        raise ConfigError(f"seed = {shown(seed)}: expected a whole number from 0 to below 2^63")
+    if not isinstance(alpha, int | float) or not 0 < alpha < math.inf:
+        raise ConfigError(f"alpha = {shown(alpha)}: expected a number above 0; the smaller, the less even")
+
+
+def _kind(kind: Any) -> PartitionKind:
+    if kind not in list(PartitionKind):
+        names = [*PartitionKind, "natural"]
+        close = difflib.get_close_matches(str(kind), names, 1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise ConfigError(f"kind = {shown(kind)}: expected one of {', '.join(names)}{hint}")
+    return PartitionKind(kind)
+
+
+def _classes_for(kind: PartitionKind, store: Store) -> NDArray[np.int64]:
     """One class per example; any where they are not dealt out by classes, which saves a look at a dataset."""
     if kind not in (PartitionKind.CLASSES, PartitionKind.DIRICHLET):
         return np.zeros(len(store), np.int64)
@@ -275,11 +366,21 @@ def _group_names(data: Any, groups: Any) -> NDArray[Any]:
             'kind = "natural" needs groups: a column that names each example\'s client, or a list of names'
         )
     if not isinstance(groups, str):
-        return np.asarray(groups)
+        return _names_in(groups)
     has = getattr(data, "column_names", None) or (list(data) if isinstance(data, dict) else [])
     if groups not in has:
         raise DataError(f"groups = {groups!r} is no column of the data, which has {', '.join(has) or 'none'}")
-    return np.asarray(data[groups])
+    return _names_in(data[groups])
+
+
+def _names_in(groups: Any) -> NDArray[Any]:
+    """One name per example, which can be sorted."""
+    names = np.asarray(groups)
+    missing = names.dtype.kind == "O" and any(name is None or name != name for name in names.flat)
+    if names.ndim != 1 or missing or (names.dtype.kind == "f" and bool(np.isnan(names).any())):
+        came = "a name that is missing" if names.ndim == 1 else f"an array of shape {list(names.shape)}"
+        raise DataError(f"groups holds {came}; expected one name per example, a word or a number")
+    return names.astype(str) if names.dtype.kind == "O" else names
 
 
 def _without_column(data: Any, groups: Any) -> Any:

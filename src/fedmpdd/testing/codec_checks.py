@@ -16,16 +16,14 @@ from numpy.typing import NDArray
 
 from fedmpdd.codecs import NO_KEY, Codec, Update
 from fedmpdd.codecs.base import Float32
+from fedmpdd.codecs.registry import check_is_codec
 from fedmpdd.directions import Key, available_isas, partitioned_keys, using
-from fedmpdd.errors import CodecError, FedmpddError, GradientError, KeyRangeError
+from fedmpdd.errors import CodecCheckError, CodecError, FedmpddError, GradientError, InputError, KeyRangeError
+from fedmpdd.imports import words_and_line_of
 from fedmpdd.wire.frames import Session, pack, unpack
 
 DEVIATIONS = 5  # standard errors that a mean may be off
 UNBIASED_TRIALS, VARIANCE_TRIALS, MEAN_TRIALS = 4_000, 1_500, 1_000
-
-
-class CodecCheckError(FedmpddError):
-    """A codec does not do what every codec must."""
 
 
 Check = Callable[[Codec, int], str | None]
@@ -49,7 +47,14 @@ def check_codec(codec: Codec, d: int = 200) -> list[str]:
         []
 
     """
-    codec = codec.for_shapes([(d,)])
+    codec = check_is_codec(codec)
+    if not isinstance(d, int) or isinstance(d, bool):
+        raise CodecCheckError(f"d = {d!r}: expected a number of coordinates, like 200")
+    try:
+        codec = codec.for_shapes([(d,)])
+        codec.check(d)
+    except InputError as error:
+        raise CodecCheckError(f"{codec} cannot be tried at d = {d}: {error}; or give another d=") from None
     failures: list[str] = []
     left_out: list[str] = []
     for check in CHECKS:
@@ -60,7 +65,7 @@ def check_codec(codec: Codec, d: int = 200) -> list[str]:
         except CodecCheckError as error:
             failures.append(f"{name}: {error}")
         except Exception as error:  # somebody else's codec
-            failures.append(f"{name}: {type(error).__name__}: {error}")
+            failures.append(f"{name}: {words_and_line_of(error)}")
     if failures:
         lines = "\n  ".join(failures)
         raise CodecCheckError(f"{codec} fails {len(failures)} of {len(CHECKS)} checks at d = {d}:\n  {lines}")

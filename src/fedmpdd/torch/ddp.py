@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.futures import Future
 
 from fedmpdd.codecs import Codec
-from fedmpdd.directions import Key, derive_seed
-from fedmpdd.torch.parameters import flatten
+from fedmpdd.directions import Key, check_key, derive_seed
+from fedmpdd.torch.parameters import check_sends_gradients, flatten
 from fedmpdd.uplink import ErrorFeedback, Uplink
 
 if TYPE_CHECKING:  # PyTorch has no type for its bucket, and insists on this one in the signature of a hook
@@ -42,7 +42,8 @@ def ddp_hook(
         >>> model.register_comm_hook(None, ddp_hook(MPDD(m=400, bits=1, family="hadamard")))
 
     """
-    return DDPHook(codec, seed, error_feedback, group)
+    check_sends_gradients(codec)
+    return DDPHook(codec, check_key(seed).seed, error_feedback, group)
 
 
 class DDPHook:

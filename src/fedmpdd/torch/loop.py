@@ -2,15 +2,18 @@
 
 import secrets
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from fedmpdd.codecs import Batch, Codec
+from fedmpdd.codecs.registry import check_is_codec
 from fedmpdd.directions import Key, check_key
-from fedmpdd.errors import CodecError, ConfigError
-from fedmpdd.torch.parameters import TrainedParameters
+from fedmpdd.errors import CodecError, ConfigError, MagicError
+from fedmpdd.imports import shown
+from fedmpdd.torch.parameters import TrainedParameters, check_sends_gradients
 from fedmpdd.uplink import ErrorFeedback, Mean, Protection, Uplink
 
 
@@ -60,6 +63,7 @@ class Client:
             if self._uplink.keys != "sent":
                 raise CodecError("the server assigns keys here, and none came; pass the key that this client was given")
             key = secrets.randbits(64)
+        _check_round(round_number)
         gradient = self._trained.gradient()
         rows = gradient[None] if gradient.is_cuda else gradient[None].cpu().numpy()
         uploads = self._uplink.encode(round_number, rows, [check_key(key)], [0])
@@ -91,6 +95,12 @@ class Server:
     ) -> None:
         self._trained = TrainedParameters(model)
         self._uplink = _uplink(self._trained, codec, assigned_keys)
+        self._sends_seed = check_is_codec(codec).needs_key and not assigned_keys
+        if not isinstance(optimiser, Optimizer) or isinstance(optimiser, torch.optim.LBFGS):
+            raise ConfigError(
+                f"optimiser = {shown(optimiser)}: expected one of torch.optim that steps along one gradient, like "
+                "torch.optim.Adam(model.parameters(), lr=1e-3)"
+            )
         self.optimiser = optimiser
         stepped = {id(parameter) for group in optimiser.param_groups for parameter in group["params"]}
         left_out = [
@@ -121,7 +131,14 @@ class Server:
             round_number: as the clients pass it.
 
         """
+        _check_round(round_number)
         session = self._uplink.session(round_number)
+        self._check_frames(frames)
+        if keys is not None and not session.assigns_key:
+            raise CodecError(
+                "keys came, and frames carry what is needed here; leave keys out, or make both sides with "
+                "assigned_keys=True"
+            )
         if keys is not None and len(keys) != len(frames):
             raise CodecError(f"{len(frames)} frames came with {len(keys)} keys; each needs the one it was made with")
         if session.assigns_key and keys is None:
@@ -138,6 +155,26 @@ class Server:
         self._trained.set_gradient(torch.as_tensor(estimate))
         self.optimiser.step()
 
+    def _check_frames(self, frames: Any) -> None:
+        """Raise unless these are frames, each once."""
+        if isinstance(frames, str | bytes | bytearray | memoryview) or not isinstance(frames, Sequence):
+            raise CodecError(f"frames = {shown(frames)}: expected a list with one frame of each client")
+        seen: dict[bytes, int] = {}
+        for number, frame in enumerate(frames):
+            if not isinstance(frame, bytes | bytearray | memoryview):
+                raise MagicError(f"frame {number} is {shown(frame)}; expected bytes, as Client.frame gives them")
+            first = seen.setdefault(bytes(frame), number)
+            # Seeds are drawn anew for every frame. Without one, clients with equal gradients send equal bytes.
+            if first != number and self._sends_seed:
+                raise CodecError(
+                    f"frames {first} and {number} are the same, seed and all: one came twice; keep one of them"
+                )
+
+
+def _check_round(round_number: Any) -> None:
+    if not isinstance(round_number, int) or round_number < 0:
+        raise CodecError(f"round_number = {shown(round_number)}: expected the number of a round, from 0")
+
 
 def _uplink(
     trained: TrainedParameters,
@@ -146,7 +183,8 @@ def _uplink(
     memory: ErrorFeedback | None = None,
     protection: Protection | None = None,
 ) -> Uplink:
-    if codec.source != "gradient":
-        raise CodecError(f"{codec.name} sends losses, and a loop has gradients; use another codec")
+    check_sends_gradients(codec)
+    if protection is not None and not isinstance(protection, Protection):
+        raise CodecError(f"protection = {shown(protection)}: expected fedmpdd.uplink.Protection(codec, clip=…)")
     keys = "partitioned" if assigned_keys else "sent"
     return Uplink(codec.for_shapes(trained.shapes), trained.d, keys, memory=memory, protection=protection)

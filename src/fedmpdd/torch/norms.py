@@ -6,6 +6,9 @@ import math
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedmpdd.errors import ConfigError
+from fedmpdd.imports import shown
+
 
 def replace_batch_norm(model: nn.Module, groups: int = 32) -> nn.Module:
     """Return a copy of a model with group norm where it has batch norm: nothing is shared between examples or clients.
@@ -23,6 +26,10 @@ def replace_batch_norm(model: nn.Module, groups: int = 32) -> nn.Module:
         GroupNorm(4, 12, eps=1e-05, affine=True)
 
     """
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model = {shown(model)}: expected a torch.nn.Module")
+    if not isinstance(groups, int) or groups < 1:
+        raise ConfigError(f"groups = {shown(groups)}: expected how many groups of channels, 1 or more")
     model = copy.deepcopy(model)
     for name, layer in list(model.named_modules()):
         if isinstance(layer, _BatchNorm):

@@ -5,7 +5,10 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from fedmpdd.errors import ConfigError, GradientError
+from fedmpdd.codecs import Codec
+from fedmpdd.codecs.registry import check_is_codec
+from fedmpdd.errors import CodecError, ConfigError, GradientError
+from fedmpdd.imports import shown
 
 
 class TrainedParameters:
@@ -17,7 +20,14 @@ class TrainedParameters:
     """
 
     def __init__(self, model: nn.Module | Iterable[nn.Parameter]) -> None:
-        named = model.named_parameters() if isinstance(model, nn.Module) else enumerate(model)
+        if isinstance(model, str | type) or not isinstance(model, nn.Module | Iterable):
+            raise ConfigError(f"model = {shown(model)}: expected a torch.nn.Module, or a list of its parameters")
+        named = list(model.named_parameters() if isinstance(model, nn.Module) else enumerate(model))
+        for _, one in named:
+            if not isinstance(one, Tensor):
+                raise ConfigError(
+                    f"model holds {shown(one)}; expected parameters: pass model.parameters(), or the model"
+                )
         trained = [(str(name), parameter) for name, parameter in named if parameter.requires_grad]
         if not trained:
             raise ConfigError("the model has no parameter with requires_grad=True; unfreeze what is to be trained")
@@ -59,3 +69,9 @@ class TrainedParameters:
 def flatten(tensors: Sequence[Tensor]) -> Tensor:
     """Return tensors one after another as one vector of float32."""
     return torch.cat([tensor.detach().to(torch.float32).flatten() for tensor in tensors])
+
+
+def check_sends_gradients(codec: Codec) -> None:
+    """Raise CodecError unless this is a codec of gradients, which a training loop has."""
+    if check_is_codec(codec).source != "gradient":
+        raise CodecError(f"{codec.name} sends losses, and a loop has gradients; use another codec")

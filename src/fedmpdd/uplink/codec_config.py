@@ -13,7 +13,14 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 
 from fedmpdd.codecs import Codec, make_codec
-from fedmpdd.codecs.registry import CODECS, codec_named, config_name_of, default_values, parameter_names
+from fedmpdd.codecs.registry import (
+    CODECS,
+    check_is_codec,
+    codec_named,
+    config_name_of,
+    default_values,
+    parameter_names,
+)
 from fedmpdd.documents import parse_override
 from fedmpdd.errors import ConfigError, InputError
 from fedmpdd.imports import is_import_path, parse_import_path
@@ -65,6 +72,7 @@ class CodecConfig(BaseModel):
         A class of somebody's own stands in it by its import path, or, where it has none, by a name that this process
         alone knows.
         """
+        check_is_codec(codec)
         values = {name: getattr(codec, name) for name in parameter_names(type(codec))}
         for name, value in values.items():
             if not _is_plain(value):
