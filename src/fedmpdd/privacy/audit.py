@@ -196,7 +196,7 @@ def _take(folder: Path, audit: Audit) -> FolderLock:
             kept = read_json(path, "choose another --out")
             if isinstance(kept, dict) and isinstance(kept.get("audit"), dict):
                 kept["audit"].setdefault("optimiser", audit.audit.optimiser)  # by the network's name, and the same
-            before = Audit.model_validate(kept).model_dump(mode="json")
+            before = Audit.model_validate(kept, context={"follow_imports": False}).model_dump(mode="json")
         except ValidationError as error:
             problem = error.errors()[0]
             where = ".".join(map(str, problem["loc"])) or "the whole"

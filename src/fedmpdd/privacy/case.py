@@ -189,8 +189,8 @@ def _others(pool: PublicImages, chosen: NDArray[np.int64]) -> PublicImages:
     rest = np.delete(np.arange(len(pool.images)), chosen)
     if not len(rest):
         raise ConfigError(
-            f"all of the {len(pool.images)} images are attacked, and an attacker knows some of their kind; attack "
-            "fewer, or give other images as public ones"
+            f"audit.images · batch = {len(chosen)} are all of the images, and an attacker knows others of their kind; "
+            "attack fewer, or give others as public ones"
         )
     return PublicImages(pool.images[rest], pool.labels[rest])
 
@@ -223,8 +223,10 @@ def _config_of(folder: Path, audit: Audit) -> RunConfig:
     The audit imports the model that its own config names, never one that only the folder does.
     """
     config = read_config(folder)
-    if OBJECT in audit.config.model or OBJECT in audit.config.dataset:
-        return config  # of this process: whose model it is shows in the number of its parameters alone
+    if audit.config.model.startswith(OBJECT):  # whether it is that of the run shows in its parameters alone
+        return config
+    if config.model == audit.config.model and audit.config.dataset not in DATASETS:
+        return config  # images of one's own on a model that was trained with others
     if (config.model, config.dataset) != (audit.config.model, audit.config.dataset):
         raise ConfigError(
             f"audit.run = {str(folder)!r} trained {config.model} on {config.dataset}, but the audit is of "

@@ -6,12 +6,14 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedmpdd.codecs import Codec
-from fedmpdd.errors import ConfigError
-from fedmpdd.pages.audits import file_name
+from fedmpdd.documents import read_json
+from fedmpdd.errors import ConfigError, RunError
+from fedmpdd.imports import Trust, check_trust, import_paths, is_import_path
+from fedmpdd.pages.audits import CONFIG, IMAGE_FOLDER, file_name
 from fedmpdd.privacy.attacks import ATTACKS
 from fedmpdd.simulation.config import RunConfig, apply_overrides, codec_config, parse_config, read_table
 from fedmpdd.uplink import Protection
-from fedmpdd.uplink.codec_config import codec_list, codec_words, explain
+from fedmpdd.uplink.codec_config import codec_list, codec_overrides, codec_words, explain
 
 __all__ = ["Audit", "AuditConfig", "load_audit"]
 
@@ -114,6 +116,38 @@ def make_audit(config: dict[str, Any], asked: dict[str, Any]) -> Audit:
         if other is not text:
             raise ConfigError(f"audit.codecs: {text} and {other} would share their files; leave one of them out")
     return audit
+
+
+def read_audit_config(folder: Path, trust_imports: Trust) -> Audit:
+    """Return the audit that a folder was begun with.
+
+    Args:
+        folder: of the audit.
+        trust_imports: what the folder names may be imported: see fedmpdd.imports.check_trust.
+
+    """
+    path = folder / CONFIG
+    if not path.is_file():
+        raise RunError(
+            f"{folder} is not an audit: it has no {CONFIG}; start one with fedmpdd audit CONFIG --out {folder}"
+        )
+    document = read_json(path, "start the audit again in another folder")
+    tables = (document.get("config"), document.get("audit")) if isinstance(document, dict) else (None, None)
+    config, asked = tables
+    if not isinstance(config, dict) or not isinstance(asked, dict):
+        raise RunError(f"{path} is damaged: expected tables config and audit; start the audit again in another folder")
+    check_trust(_paths_in(config, asked), str(path), trust_imports)
+    return make_audit(config, asked)
+
+
+def _paths_in(config: dict[str, Any], asked: dict[str, Any]) -> dict[str, str]:
+    """The import paths that an audit names; the pictures of a folder are read by this package."""
+    codecs = asked.get("codecs") or []
+    texts = {f"audit.codecs.{i}": codec_overrides(str(text))[0] for i, text in enumerate(codecs)}
+    names = {key: text.removeprefix("codec.name=") for key, text in texts.items()}
+    paths = import_paths(config) | import_paths({"models": asked.get("models") or []}, "audit")
+    paths |= {key: name for key, name in names.items() if is_import_path(name)}
+    return {key: text for key, text in paths.items() if not text.startswith(f"{IMAGE_FOLDER}(")}
 
 
 def _text_of(config: RunConfig) -> str:

@@ -86,12 +86,19 @@ def images_named(config: RunConfig, data_dir: Path | None = None) -> ImageSet:
     return as_images(value)
 
 
-def image_folder(path: str | Path, size: int | Sequence[int] | None = None) -> ImageSet:
+def image_folder(
+    path: str | Path,
+    size: int | Sequence[int] | None = None,
+    mean: Sequence[float] | float | None = None,
+    std: Sequence[float] | float | None = None,
+) -> ImageSet:
     """Return the pictures of a folder: a class per folder in it, or none at all.
 
     Args:
         path: of the folder.
         size: height and width to scale to, or one number for both; pictures of different sizes need it.
+        mean: inputs of the model are (pixel − mean) / std, per channel or one for all.
+        std: likewise.
 
     Example:
         >>> image_folder("photos", size=32).images.shape  # doctest: +SKIP
@@ -99,7 +106,7 @@ def image_folder(path: str | Path, size: int | Sequence[int] | None = None) -> I
 
     """
     images, labels = read_folder(Path(path), size)
-    return as_images(images, labels, name=Path(path).name or str(path))
+    return as_images(images, labels, name=Path(path).name or str(path), mean=mean, std=std)
 
 
 def folder_named(path: Path, size: int | None = None) -> str:

@@ -43,10 +43,11 @@ def verdict(evidence: Evidence) -> str:
 
 
 def _on_reconstruction(evidence: Evidence) -> str:
-    if median(evidence.ssim) >= CLEAR:
+    beyond = _beyond(evidence.ssim, evidence.class_mean_ssim)
+    if median(evidence.ssim) >= CLEAR and beyond:
         return RECONSTRUCTED
     pairs = zip(evidence.ssim, evidence.class_mean_ssim, strict=True)
-    if _beyond(evidence.ssim, evidence.class_mean_ssim) or any(a >= CLEAR and a - b >= BEYOND for a, b in pairs):
+    if beyond or any(a >= CLEAR and _gain(a, b) >= 0 for a, b in pairs):
         return PARTLY  # one victim is one too many
     if not _beyond(evidence.control_ssim, evidence.class_mean_ssim):
         return INCONCLUSIVE  # it cannot even attack a gradient that hides nothing
@@ -56,7 +57,12 @@ def _on_reconstruction(evidence: Evidence) -> str:
 
 
 def _beyond(ssim: Sequence[float], class_mean: Sequence[float]) -> bool:
-    return median(a - b for a, b in zip(ssim, class_mean, strict=True)) >= BEYOND
+    return median(_gain(a, b) for a, b in zip(ssim, class_mean, strict=True)) >= 0
+
+
+def _gain(ssim: float, class_mean: float) -> float:
+    """By how much an image is better than it must be to count; where classes look alike, half of what is left to 1."""
+    return ssim - class_mean - min(BEYOND, (1 - class_mean) / 2)
 
 
 def strongest(verdicts: Sequence[str], stuck: Sequence[bool]) -> str:
