@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # the names of _LAZY below, for those who read types
     from fedmpdd import testing as testing
     from fedmpdd import torch as torch
     from fedmpdd.front import callbacks as callbacks
+    from fedmpdd.front.audit import audit as audit
     from fedmpdd.front.compare import compare as compare
     from fedmpdd.front.simulate import simulate as simulate
     from fedmpdd.front.simulate import train as train
@@ -79,6 +80,7 @@ __all__ = [
 _LAZY = {
     "History": "fedmpdd.runs.history",
     "Task": "fedmpdd.tasks.task",
+    "audit": "fedmpdd.front.audit",
     "callbacks": "fedmpdd.front.callbacks",
     "compare": "fedmpdd.front.compare",
     "load_config": "fedmpdd.simulation.config",

@@ -6,7 +6,7 @@ import re
 import tomllib
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any
+from typing import Any, Literal
 
 from fedmpdd.errors import InputError
 from fedmpdd.simulation import RunConfig, codec_config, parse_config
@@ -52,6 +52,7 @@ class Table:
     lrs: tuple[float, ...]
     search: int | None = None  # rounds of the search for a step size; all of them if not given
     images: int = 4  # that are attacked per row
+    optimiser: Literal["measured", "lbfgs", "adam"] = "measured"  # of the paper's attack, see fedmpdd.privacy.config
     missed: str | None = None  # why a goal is out of reach here, where it is
 
     @property
@@ -110,6 +111,7 @@ def load_table(name: str) -> Table:
         tuple(table["lrs"]),
         table.get("search"),
         table.get("images", 4),
+        table.get("optimiser", "measured"),
         table.get("missed"),
     )
 

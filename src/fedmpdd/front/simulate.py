@@ -206,7 +206,7 @@ def run_config(
         "rounds": rounds,
         "batch": batch,
         "server": rule,
-        "local_optimiser": None if local_optimiser is None else _name(local_optimiser),
+        "local_optimiser": None if local_optimiser is None else object_named(local_optimiser),
         "schedule": _schedule(schedule, rounds),
         "codec": {**_codec_table(codec), **beside},
         **({} if step_size is None else {"lr": step_size}),
@@ -229,17 +229,18 @@ def _described(task: Task) -> dict[str, Any]:
     """What a config says of a task: names by which its parts are found again, or known to be of this process."""
     metrics = None
     if list(task.metrics) != ["accuracy"] or not isinstance(task.metrics["accuracy"], Accuracy):
-        metrics = [f"{name}={_name(metric.function)}" for name, metric in task.metrics.items()]
+        metrics = [f"{name}={object_named(metric.function)}" for name, metric in task.metrics.items()]
     return {
         "dataset": name_object(task),
-        "model": _name(task.model),
-        "loss": "cross-entropy" if isinstance(task.loss, CrossEntropy) else _name(task.loss.function),
+        "model": object_named(task.model),
+        "loss": "cross-entropy" if isinstance(task.loss, CrossEntropy) else object_named(task.loss.function),
         "metrics": metrics,
         "batch_norm": task.batch_norm,
     }
 
 
-def _name(value: Any) -> str:
+def object_named(value: Any) -> str:
+    """Return what a config calls something of a user's: its import path, or a name that this process alone knows."""
     if isinstance(value, str):
         return value
     path = import_path_of(value) if hasattr(value, "__qualname__") and hasattr(value, "__module__") else None
@@ -263,7 +264,7 @@ def _server(server: Any) -> tuple[dict[str, Any], float | None]:
             )
         return {"optimiser": server}, None
     trial = make_optimiser(server, [nn.Parameter(torch.zeros(1))], "server")
-    return {"optimiser": _name(server)}, float(trial.defaults["lr"])
+    return {"optimiser": object_named(server)}, float(trial.defaults["lr"])
 
 
 def _schedule(schedule: Any, rounds: int) -> dict[str, Any]:
@@ -276,7 +277,7 @@ def _schedule(schedule: Any, rounds: int) -> dict[str, Any]:
         )
     if isinstance(schedule, str):
         return {"kind": schedule, "rounds": rounds if schedule in SCHEDULES and schedule != "constant" else 0}
-    return {"kind": _name(schedule)}
+    return {"kind": object_named(schedule)}
 
 
 _ELSEWHERE = {  # what other libraries call a setting, and what it is called here
