@@ -6,7 +6,7 @@ NATIVE := CMakeLists.txt $(wildcard src/fedmpdd/directions/native/*)
 # An editable install remembers where modules were: a new room is a reason to install again.
 ROOMS  := $(wildcard src/fedmpdd/*/__init__.py src/fedmpdd_paper/__init__.py)
 
-.PHONY: demo test test-all lint bench gpu kernels neon chromium clean
+.PHONY: demo test test-all lint bench rivals gpu kernels neon chromium clean
 
 demo: $(VENV)/.installed
 	$(BIN)/fedmpdd demo
@@ -32,6 +32,19 @@ lint: $(VENV)/.installed
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks codec
+
+# Flower with its simulation (Ray) and pfl-research beside this package, for `build/rivals/bin/python -m benchmarks tasks`.
+# In an environment of their own: what pfl-research holds dp-accounting to, privacy accounting here is too new for.
+RIVALS   := build/rivals
+LOOSENED := absl-py|attrs|dm-tree|dp-accounting|mpmath|scipy|wheel
+rivals:
+	test -x $(RIVALS)/bin/python || $(PYTHON) -m venv $(RIVALS)
+	grep -vE '^($(LOOSENED))==' constraints.txt >$(RIVALS)/constraints.txt
+	$(RIVALS)/bin/python -m pip install --quiet --disable-pip-version-check -c $(RIVALS)/constraints.txt torch
+	$(RIVALS)/bin/python -m pip install --quiet --disable-pip-version-check -c $(RIVALS)/constraints.txt \
+	    $$($(RIVALS)/bin/python tools/requirements.py train flower) 'flwr[simulation]' 'pfl[pytorch]==0.6.0' \
+	    'scikit-build-core>=0.10' 'nanobind>=2.4' cmake ninja
+	$(RIVALS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 
 # On a machine with a GPU and a PyTorch that knows it: `make gpu PYTHON=…` uses that Python as it is, with what it has.
 gpu:

@@ -144,6 +144,55 @@ def bench_forward(
         console.print(f"{error.network}, scalars by {error.method}: off by {error.error:.1e} of their length")
 
 
+@app.command("tasks")
+def bench_tasks(
+    tasks: Annotated[str, typer.Option(help="Comma-separated: regression,digits,text.")] = "regression,digits,text",
+    repetitions: Annotated[int, typer.Option(min=1, max=100, help="Trainings of each; medians are taken.")] = 3,
+    rounds: Annotated[int | None, typer.Option(min=5, max=10_000, help="Of a training; default: the task's.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Time one regression, digits and text task as written for this package, Flower and pfl-research.
+
+    Example: python -m benchmarks tasks --tasks digits --repetitions 5
+    """
+    from statistics import median
+
+    training()
+    from benchmarks.tasks import measure as bench
+
+    chosen = [name.strip() for name in tasks.split(",") if name.strip()]
+    columns = {"task": "left", "program": "left", "lines": "right", "rounds/s": "right", "of ours": "right"}
+    columns |= {
+        "core ms": "right",
+        "seconds": "right",
+        "loss": "right",
+        "score": "right",
+        "update": "right",
+        "check": "right",
+    }
+    result, rows = table("one training each in turns, medians", columns), []
+
+    def say(line: str) -> None:
+        messages.print(line, soft_wrap=True)
+
+    for row in bench.run(chosen, repetitions=repetitions, rounds=rounds, say=say):
+        rows.append(row)
+        name, lines = row.implementation, str(row.lines)
+        if row.reason is not None or row.loss is None or row.score is None:
+            say(f"{row.task}, {name}: left out, {row.reason}")
+            result.add_row(row.task, name, lines)
+            continue
+        cores = f"{median(row.core_ms):.0f}" if row.core_ms else ""
+        numbers = (f"{median(row.rounds_per_s):.1f}", f"{median(row.ratios):.2f}", cores, f"{median(row.seconds):.1f}")
+        update = "" if row.update_bytes is None else f"{row.update_bytes:,.0f} B"
+        check = "" if row.difference is None else f"{row.difference:.0e}"
+        result.add_row(row.task, name, lines, *numbers, f"{row.loss:.4f}", f"{row.score:.3f}", update, check)
+    if as_json:
+        print_json({"rows": [row.as_dict() for row in rows], "versions": bench.versions()})
+        return
+    output(False).print(result)
+
+
 @app.command("versions")
 def bench_versions(
     python: Annotated[str, typer.Argument(help="The Python of the other checkout, like ../other/.venv/bin/python.")],

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmpdd.runs.compare import codec_config
-from fedmpdd.simulation.config import RunConfig, parse_config
+from fedmpdd.simulation.config import RunConfig, codec_config, parse_config
 from fedmpdd.simulation.engine import federation_of, make_federation
 from fedmpdd.tasks.data import Dataset, Examples
 

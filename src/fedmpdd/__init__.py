@@ -1,7 +1,7 @@
 """Federated learning for scarce uplinks: a gradient as a few random ±1 projections and a seed."""
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedmpdd.codecs import (
     CODECS,
@@ -26,6 +26,20 @@ from fedmpdd.codecs import (
 from fedmpdd.directions import Key, derive_seed, partitioned_keys
 from fedmpdd.errors import FedmpddError, InputError, MissingDependencyError, WireError
 from fedmpdd.wire.frames import Limits, Session, pack, unpack
+
+if TYPE_CHECKING:  # the names of _LAZY below, for those who read types
+    from fedmpdd import testing as testing
+    from fedmpdd import torch as torch
+    from fedmpdd.front import callbacks as callbacks
+    from fedmpdd.front.audit import audit as audit
+    from fedmpdd.front.compare import compare as compare
+    from fedmpdd.front.simulate import simulate as simulate
+    from fedmpdd.front.simulate import train as train
+    from fedmpdd.runs.history import History as History
+    from fedmpdd.runs.history import read_run as read_run
+    from fedmpdd.simulation.config import load_config as load_config
+    from fedmpdd.tasks.task import Task as Task
+    from fedmpdd.tasks.task import partition as partition
 
 __version__ = "0.2.0.dev0"
 
@@ -66,12 +80,16 @@ __all__ = [
 _LAZY = {
     "History": "fedmpdd.runs.history",
     "Task": "fedmpdd.tasks.task",
+    "audit": "fedmpdd.front.audit",
     "callbacks": "fedmpdd.front.callbacks",
     "compare": "fedmpdd.front.compare",
+    "load_config": "fedmpdd.simulation.config",
     "partition": "fedmpdd.tasks.task",
+    "read_run": "fedmpdd.runs.history",
     "simulate": "fedmpdd.front.simulate",
     "testing": "fedmpdd.testing",
     "torch": "fedmpdd.torch",
+    "train": "fedmpdd.front.simulate",
 }
 
 

@@ -13,6 +13,19 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+__all__ = [
+    "Rounds",
+    "Sheet",
+    "broken",
+    "download_progress",
+    "messages",
+    "readable_bytes",
+    "readable_score",
+    "round_display",
+    "share_display",
+    "table",
+]
+
 messages = Console(stderr=True, highlight=False, markup=False)
 PLAIN_EVERY_S = 5.0
 NAME_WIDTH = 20  # characters that a name has at least before it goes on in the next line

@@ -31,6 +31,35 @@
 Every message says what came, what was expected and what to do about it.
 """
 
+__all__ = [
+    "BackendError",
+    "ChecksumError",
+    "CodecError",
+    "ConfigError",
+    "ContentError",
+    "DataError",
+    "DocumentError",
+    "FedmpddError",
+    "FrameLengthError",
+    "GradientError",
+    "InputError",
+    "JournalError",
+    "KeyRangeError",
+    "LimitError",
+    "MagicError",
+    "MissingDependencyError",
+    "OrderError",
+    "PrivacyError",
+    "ReplyError",
+    "RunError",
+    "SecureSumError",
+    "SessionMismatchError",
+    "TruncatedFrameError",
+    "UnknownCodecError",
+    "VersionError",
+    "WireError",
+]
+
 
 class FedmpddError(Exception):
     """Base of everything this package raises on purpose."""

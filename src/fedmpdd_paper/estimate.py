@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from fedmpdd.runs import driver
+import fedmpdd as fm
 from fedmpdd.runs.history import read_history
-from fedmpdd.simulation.config import RunConfig
-from fedmpdd.simulation.engine import RoundMetrics, federation_of
+from fedmpdd.simulation import RoundMetrics, RunConfig
 from fedmpdd.tasks.data import Dataset, load
 from fedmpdd_paper.studies import Study, Variant, folder_of, variant_lr_that_won
 from fedmpdd_paper.tables import SEEDS, Method, Table
@@ -132,7 +131,7 @@ def _seconds_per_round(config: RunConfig, dataset: Dataset) -> float:
     times, evaluations = [], []
     start = 0.0
 
-    def note(state: driver.Training, metrics: RoundMetrics) -> None:
+    def note(state: fm.callbacks.Training, metrics: RoundMetrics) -> None:
         nonlocal start
         if metrics.accuracy is None:
             state.federation.evaluate(state.federation.flat)
@@ -142,7 +141,7 @@ def _seconds_per_round(config: RunConfig, dataset: Dataset) -> float:
         start = time.perf_counter()
 
     few = config.model_copy(update={"rounds": 1 + ROUNDS})
-    driver.train(driver.Training(federation_of(few, dataset)), [driver.AfterRound(note)])
+    fm.train(few, task=dataset, callbacks=[fm.callbacks.AfterRound(note)], progress=False)
     return median(times) + median(evaluations) / config.evaluate_every
 
 

@@ -10,14 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fedmpdd as fm
 from fedmpdd.documents import write_json, write_text
 from fedmpdd.errors import RunError
 from fedmpdd.privacy.audit import is_attacked, run_audit
 from fedmpdd.privacy.config import Audit, AuditConfig
-from fedmpdd.runs.driver import StopWhen
-from fedmpdd.simulation.config import parse_config
+from fedmpdd.runs.history import read_history
+from fedmpdd.simulation import parse_config
 from fedmpdd_paper.tables import read_shipped, shipped_names
-from fedmpdd_paper.trainings import OnRound, Workspace, open_run, shown
+from fedmpdd_paper.trainings import OnRound, Workspace, shown, train_in
 
 RESULTS, TABLE = "results.json", "table.md"
 OnAttack = Callable[[str, float], None]
@@ -85,16 +86,15 @@ def _train_until(
     stage: int, audit: Audit, folder: Path, name: str, workspace: Workspace, on_round: OnRound | None
 ) -> None:
     """Train up to a round. It is attacked before the training goes on, so that its checkpoint is that of the stage."""
-    run = open_run(folder, audit.config, workspace)
-
-    if run.federation.next_round > stage:
+    done = read_history(folder)[0].last.rounds
+    if done > stage:
         raise RunError(
-            f"{folder} has gone on to round {run.federation.next_round}, and attacks on round {stage} are missing; "
-            f"delete {folder.parent} to make the figure again"
+            f"{folder} has gone on to round {done}, and attacks on round {stage} are missing; delete {folder.parent} "
+            "to make the figure again"
         )
-    if run.federation.next_round < stage:
-        stop = StopWhen(lambda history: "the stage is reached" if history.last.rounds >= stage else None)
-        run.train(callbacks=[shown(f"{name}, training", run.config.rounds, on_round), stop])
+    if done < stage:
+        stop = fm.callbacks.StopWhen(lambda history: "the stage is reached" if history.last.rounds >= stage else None)
+        train_in(folder, audit.config, workspace, [shown(f"{name}, training", audit.config.rounds, on_round), stop])
 
 
 def _short(row: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmpdd.documents import write_atomically
-from fedmpdd.report.collect import collect
+from fedmpdd.report import collect
 from fedmpdd.report.plots import accuracy_curve, loss_curve
 from fedmpdd_paper.table_text import short_name
 

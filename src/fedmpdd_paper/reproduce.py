@@ -15,7 +15,7 @@ from fedmpdd.errors import InputError, RunError
 from fedmpdd.privacy.audit import METERED_SETTINGS, is_attacked, run_audit
 from fedmpdd.privacy.config import Audit, AuditConfig
 from fedmpdd.report import Goals, collect, write_report
-from fedmpdd.simulation.config import parse_config
+from fedmpdd.simulation import parse_config
 from fedmpdd_paper.estimate import done_methods
 from fedmpdd_paper.jobs import run_trainings
 from fedmpdd_paper.pictures import draw_curves
@@ -111,7 +111,13 @@ def _add_audit(
     folder = audit_folder(table, workspace.out)
 
     def audit_of(codecs: Sequence[str]) -> Audit:
-        asked = AuditConfig(attacks=(table.attack, "adaptive"), codecs=tuple(codecs), images=table.images, batch=1)
+        asked = AuditConfig(
+            attacks=(table.attack, "adaptive"),
+            codecs=tuple(codecs),
+            images=table.images,
+            batch=1,
+            optimiser=table.optimiser,
+        )
         return Audit(config=parse_config(values), audit=asked)
 
     codecs = [row["codec"] for row in rows]
@@ -132,6 +138,7 @@ def _add_audit(
             "attack": table.attack,
             "ssim": of_codec[table.attack]["ssim"],
             "adaptive_ssim": of_codec["adaptive"]["ssim"],
+            "linkage": of_codec["adaptive"]["linkage"],
             "verdict": next(codec["verdict"] for codec in attacks["codecs"] if codec["codec"] == row["codec"]),
         }
     return True

@@ -14,7 +14,7 @@ from typing import Any
 from fedmpdd.documents import write_json, write_text
 from fedmpdd.errors import ConfigError
 from fedmpdd.runs.history import History, Round
-from fedmpdd.simulation.config import RunConfig, apply_overrides, parse_config
+from fedmpdd.simulation import RunConfig, apply_overrides, parse_config
 from fedmpdd_paper.jobs import executor, first_seed_then_others
 from fedmpdd_paper.summaries import over_seeds, rank
 from fedmpdd_paper.table_text import share, short_bytes, three_digits

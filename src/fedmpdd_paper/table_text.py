@@ -70,6 +70,8 @@ def markdown(results: dict[str, Any]) -> str:
                 else f" {attack['ssim']:.2f}{printed} | {attack['adaptive_ssim']:.2f} | {attack['verdict']} |"
             )
     lines += ["", *(f"* {sentence}" for sentence in goal_sentences(results))]
+    if any("linkage" not in row["audit"] for row in rows if "audit" in row):
+        lines.append("* Verdicts are on reconstruction alone: whether updates can be linked to images was not kept.")
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -6,11 +6,10 @@ import re
 import tomllib
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any
+from typing import Any, Literal
 
 from fedmpdd.errors import InputError
-from fedmpdd.runs.compare import codec_config
-from fedmpdd.simulation.config import RunConfig, parse_config
+from fedmpdd.simulation import RunConfig, codec_config, parse_config
 
 SEEDS = (17, 123, 777, 2023, 424242)  # the paper's five
 
@@ -53,6 +52,7 @@ class Table:
     lrs: tuple[float, ...]
     search: int | None = None  # rounds of the search for a step size; all of them if not given
     images: int = 4  # that are attacked per row
+    optimiser: Literal["measured", "lbfgs", "adam"] = "measured"  # of the paper's attack, see fedmpdd.privacy.config
     missed: str | None = None  # why a goal is out of reach here, where it is
 
     @property
@@ -111,6 +111,7 @@ def load_table(name: str) -> Table:
         tuple(table["lrs"]),
         table.get("search"),
         table.get("images", 4),
+        table.get("optimiser", "measured"),
         table.get("missed"),
     )
 

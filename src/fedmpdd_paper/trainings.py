@@ -5,17 +5,17 @@ the round in which FedMPDD has), or diverged, or used up its rounds.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import fedmpdd as fm
 from fedmpdd.documents import write_text
 from fedmpdd.errors import CodecError, GradientError
-from fedmpdd.runs.driver import Callback, ReasonOf, StopWhen, progress
-from fedmpdd.runs.folders import Run
+from fedmpdd.front.callbacks import Callback, PauseWhen, ReasonOf, progress
 from fedmpdd.runs.history import CONFIG, History, read_config, read_history
 from fedmpdd.runs.settings import check_same_run
-from fedmpdd.simulation.config import RunConfig
+from fedmpdd.simulation import RunConfig
 from fedmpdd_paper.summaries import RunSummary
 from fedmpdd_paper.tables import SEEDS, Method, Table
 
@@ -114,16 +114,15 @@ def complete(
     if (folder / DONE).is_file():
         check_same_run(folder, read_config(folder), config, free=("device",))
         return
-    run = open_run(folder, config, workspace)
-    why = reason_of(run.history) if run.history.rounds else None  # there is one if it was killed when it was over
-    if why is None:
-        stop = StopWhen(reason_of)
-        try:
-            run.train(callbacks=[shown(name, config.rounds, on_round), stop], stopped=stopped)
-            why = stop.reason
-        except (GradientError, CodecError) as error:  # the step size was too large, and nothing is left to encode
-            why = str(error)
-        if why is None and run.history.last.rounds < config.rounds:
+    stop = fm.callbacks.StopWhen(reason_of)
+    why = None
+    try:
+        history = train_in(folder, config, workspace, [shown(name, config.rounds, on_round), stop, PauseWhen(stopped)])
+    except (GradientError, CodecError) as error:  # the step size was too large, and nothing is left to encode
+        why = str(error)
+    else:
+        why = stop.reason
+        if why is None and history.last.rounds < config.rounds:
             raise StoppedError(name)
     write_text(folder / DONE, why or "")
 
@@ -141,13 +140,14 @@ def read_training(folder: Path) -> History:
     return history
 
 
-def open_run(folder: Path, config: RunConfig, workspace: Workspace) -> Run:
+def train_in(folder: Path, config: RunConfig, workspace: Workspace, callbacks: Sequence[Callback]) -> History:
     """Go on with a run folder, or make it."""
     if (folder / CONFIG).is_file():
-        check_same_run(folder, read_config(folder), config, free=("device",))
-        return Run.resume(folder, workspace.data_dir)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    return Run.create(folder, config.model_copy(update={"device": workspace.device}), workspace.data_dir)
+        config = config.model_copy(update={"device": read_config(folder).device})  # as it began
+    else:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        config = config.model_copy(update={"device": workspace.device})
+    return fm.train(config, out=folder, data_dir=workspace.data_dir, callbacks=callbacks, progress=False)
 
 
 def choose_lr(

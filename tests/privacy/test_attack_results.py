@@ -52,4 +52,4 @@ def test_a_result_compares_images_in_the_order_of_the_truth(tmp_path: Path, monk
         assert stored["truth"].tolist() == [1.0, 2.0]
     assert shares == [1.0]
     assert Oracle.setting.noisy
-    assert (Oracle.setting.model, Oracle.setting.rounds) == ("logistic", 1)
+    assert (Oracle.setting.curvature, Oracle.setting.rounds) == ("linear", 1)

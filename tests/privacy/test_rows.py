@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedmpdd.pages.verdicts import INCONCLUSIVE, NOTHING, PARTLY
 from fedmpdd.privacy.case import Case, make_case
 from fedmpdd.privacy.config import Audit, load_audit
 from fedmpdd.privacy.rows import codec_summary, row_of
-from fedmpdd.privacy.verdicts import INCONCLUSIVE, NOTHING, PARTLY
 
 CODEC = "mpdd:m=20"
 SETTINGS = ["dataset=mnist-5k", "audit.models=[]", "model=logistic", "audit.images=3", "audit.rounds=2", "rounds=40"]

@@ -1,15 +1,7 @@
 import pytest
 
-from fedmpdd.privacy.verdicts import (
-    INCONCLUSIVE,
-    NOTHING,
-    PARTLY,
-    RECONSTRUCTED,
-    Evidence,
-    sentence,
-    strongest,
-    verdict,
-)
+from fedmpdd.pages.verdicts import INCONCLUSIVE, NOTHING, PARTLY, RECONSTRUCTED
+from fedmpdd.privacy.verdicts import Evidence, sentence, strongest, verdict
 
 CLASS_MEAN = [0.3, 0.2, 0.4]
 GOOD = [0.95, 0.9, 1.0]

@@ -9,10 +9,11 @@ import pytest
 from fedmpdd.codecs import MPDD
 from fedmpdd.errors import ConfigError, RunError
 from fedmpdd.runs import compare as runs
-from fedmpdd.runs.compare import Trained, codec_config, compare, trials_of
+from fedmpdd.runs.compare import Trained, compare, trials_of
 from fedmpdd.runs.driver import AfterRound, Callback
 from fedmpdd.runs.history import METRICS, SUMMARY, read_run
 from fedmpdd.simulation import RunConfig, load_config, parse_config
+from fedmpdd.simulation.config import codec_config
 from fedmpdd.simulation.tasks import load_task
 from fedmpdd.tasks.task import Task
 from tests.simulation.test_engine import BASE

@@ -78,8 +78,8 @@ def side_by_side(
     training()
     from fedmpdd.front.compare import compared, goals_of
     from fedmpdd.pages.builder import check_page, check_plotly
-    from fedmpdd.runs.compare import codec_config
     from fedmpdd.simulation import load_config
+    from fedmpdd.simulation.config import codec_config
     from fedmpdd.simulation.tasks import load_task
 
     if folder is not None:

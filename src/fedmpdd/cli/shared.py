@@ -17,6 +17,20 @@ from fedmpdd.documents import parse_override
 from fedmpdd.errors import ConfigError, FedmpddError, MissingDependencyError
 from fedmpdd.imports import Trust, blamed, import_paths
 
+__all__ = [
+    "Command",
+    "Config",
+    "DataDir",
+    "Json",
+    "Overrides",
+    "TrustImports",
+    "TrustedPaths",
+    "output",
+    "print_json",
+    "said_how_to_go_on",
+    "training",
+]
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document; everything else goes to standard error.")]
 Config = Annotated[str, typer.Argument(help="A TOML file, or a shipped name such as demo or lenet-fmnist.")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="Changes, like codec.m=400.")]

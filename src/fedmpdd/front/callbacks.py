@@ -2,16 +2,37 @@
 
 `Callback` is the base of one's own: override `begin`, `after_round`, `end` or `close`. `AfterRound` makes one of a
 function. `TensorBoard` writes events. `StopWhen` ends a training for a reason, `EarlyStopping` when nothing gets
-better.
+better, `PauseWhen` when it is to go on later. `progress` shows rounds to a function.
 """
 
 import math
 
 from fedmpdd.errors import ConfigError
-from fedmpdd.runs.driver import AfterRound, Callback, StopWhen, TensorBoard, Training, at_target
+from fedmpdd.runs.driver import (
+    AfterRound,
+    Callback,
+    PauseWhen,
+    ReasonOf,
+    StopWhen,
+    TensorBoard,
+    Training,
+    at_target,
+    progress,
+)
 from fedmpdd.runs.history import History
 
-__all__ = ["AfterRound", "Callback", "EarlyStopping", "StopWhen", "TensorBoard", "Training", "at_target"]
+__all__ = [
+    "AfterRound",
+    "Callback",
+    "EarlyStopping",
+    "PauseWhen",
+    "ReasonOf",
+    "StopWhen",
+    "TensorBoard",
+    "Training",
+    "at_target",
+    "progress",
+]
 
 
 class EarlyStopping(StopWhen):

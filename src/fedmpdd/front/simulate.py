@@ -20,7 +20,8 @@ from fedmpdd.runs.folders import Run
 from fedmpdd.runs.history import History
 from fedmpdd.server.step import OPTIMISERS, SCHEDULES, Schedule, StepRule
 from fedmpdd.simulation.config import RunConfig, parse_config
-from fedmpdd.simulation.engine import federation_of
+from fedmpdd.simulation.engine import federation_of, make_federation
+from fedmpdd.tasks.data import Dataset
 from fedmpdd.tasks.losses import CrossEntropy
 from fedmpdd.tasks.metrics import Accuracy
 from fedmpdd.tasks.task import Task
@@ -81,8 +82,6 @@ def simulate(
         3
 
     """
-    driver.check_callbacks(callbacks)
-    folder = folder_of(out)
     config = run_config(
         task,
         codec,
@@ -96,24 +95,58 @@ def simulate(
         schedule=schedule,
         **settings,
     )
+    return train(config, task=task, out=out, callbacks=callbacks, progress=progress)
+
+
+def train(
+    config: RunConfig,
+    *,
+    task: Task | Dataset | None = None,
+    out: str | Path | None = None,
+    data_dir: str | Path | None = None,
+    callbacks: Sequence[driver.Callback] = (),
+    progress: bool = True,
+) -> History:
+    """Train what a config says, all clients in this process, and return how it went.
+
+    `simulate` makes a config of its arguments and calls this. So does everything that trains the paper's tables.
+
+    Args:
+        config: of `load_config`, or of `run_config`.
+        task: what the config names as its dataset and model, where it is loaded already; None to load it.
+        out: a run folder, which is gone on with if it is there; None to keep nothing on the disk.
+        data_dir: where the datasets of this package are; the folder in FEDMPDD_DATA by default.
+        callbacks: see `fedmpdd.callbacks`.
+        progress: whether to show a bar on standard error.
+
+    Returns:
+        The history. Its `model` has the trained parameters.
+
+    Example:
+        >>> config = load_config("demo", ["rounds=2", "clients=4", "clients_per_round=2"])
+        >>> len(train(config, progress=False))
+        2
+
+    """
+    if not isinstance(config, RunConfig):
+        raise ConfigError(f'config = {shown(config)}: expected one of load_config, like fm.load_config("demo")')
+    driver.check_callbacks(callbacks)
+    folder, data = folder_of(out), folder_of(data_dir, "data_dir")
+    run = None if folder is None else Run.at(folder, config, data, task=task)
+    if run is None:
+        federation = make_federation(config, data) if task is None else federation_of(config, task)
+    else:
+        federation = run.federation
     with ExitStack() as stack:
-        shown: list[driver.Callback] = []
+        beside = list(callbacks)
         if progress:
+            name = config.codec.words if folder is None else folder.name
             start = stack.enter_context(round_display())
-        if folder is None:
-            federation = federation_of(config, task)
-            training = driver.Training(federation)
-            if progress:
-                shown.append(driver.progress(start(str(codec), config.rounds, 0, config.score)))
-            history = driver.train(training, [*shown, *callbacks])
+            beside.insert(0, driver.progress(start(name, config.rounds, federation.next_round, config.score)))
+        if run is None:
+            history = driver.train(driver.Training(federation), beside)
         else:
-            run = Run.at(folder, config, task=task)
-            federation = run.federation
-            if progress:
-                shown.append(
-                    driver.progress(start(run.folder.name, config.rounds, federation.next_round, config.score))
-                )
-            run.train(callbacks=[*shown, *callbacks])
+            run.train(callbacks=beside)
             history = run.history
     history.model = federation.trained_model
     return history
@@ -173,7 +206,7 @@ def run_config(
         "rounds": rounds,
         "batch": batch,
         "server": rule,
-        "local_optimiser": None if local_optimiser is None else _name(local_optimiser),
+        "local_optimiser": None if local_optimiser is None else object_named(local_optimiser),
         "schedule": _schedule(schedule, rounds),
         "codec": {**_codec_table(codec), **beside},
         **({} if step_size is None else {"lr": step_size}),
@@ -182,11 +215,11 @@ def run_config(
     return parse_config(values)
 
 
-def folder_of(out: Any) -> Path | None:
+def folder_of(path: Any, name: str = "out") -> Path | None:
     """Return a folder as a path, or raise ConfigError for what is none."""
-    if out is not None and not isinstance(out, str | Path):
-        raise ConfigError(f'out = {shown(out)}: expected a folder, like "runs/first", or None to keep nothing')
-    return None if out is None else Path(out)
+    if path is not None and not isinstance(path, str | Path):
+        raise ConfigError(f'{name} = {shown(path)}: expected a folder, like "runs/first", or None')
+    return None if path is None else Path(path)
 
 
 _OF_TASK = ("dataset", "model", "loss", "metrics", "batch_norm", "clients", "clients_per_round", "partition", "codec")
@@ -196,17 +229,18 @@ def _described(task: Task) -> dict[str, Any]:
     """What a config says of a task: names by which its parts are found again, or known to be of this process."""
     metrics = None
     if list(task.metrics) != ["accuracy"] or not isinstance(task.metrics["accuracy"], Accuracy):
-        metrics = [f"{name}={_name(metric.function)}" for name, metric in task.metrics.items()]
+        metrics = [f"{name}={object_named(metric.function)}" for name, metric in task.metrics.items()]
     return {
         "dataset": name_object(task),
-        "model": _name(task.model),
-        "loss": "cross-entropy" if isinstance(task.loss, CrossEntropy) else _name(task.loss.function),
+        "model": object_named(task.model),
+        "loss": "cross-entropy" if isinstance(task.loss, CrossEntropy) else object_named(task.loss.function),
         "metrics": metrics,
         "batch_norm": task.batch_norm,
     }
 
 
-def _name(value: Any) -> str:
+def object_named(value: Any) -> str:
+    """Return what a config calls something of a user's: its import path, or a name that this process alone knows."""
     if isinstance(value, str):
         return value
     path = import_path_of(value) if hasattr(value, "__qualname__") and hasattr(value, "__module__") else None
@@ -230,7 +264,7 @@ def _server(server: Any) -> tuple[dict[str, Any], float | None]:
             )
         return {"optimiser": server}, None
     trial = make_optimiser(server, [nn.Parameter(torch.zeros(1))], "server")
-    return {"optimiser": _name(server)}, float(trial.defaults["lr"])
+    return {"optimiser": object_named(server)}, float(trial.defaults["lr"])
 
 
 def _schedule(schedule: Any, rounds: int) -> dict[str, Any]:
@@ -243,7 +277,7 @@ def _schedule(schedule: Any, rounds: int) -> dict[str, Any]:
         )
     if isinstance(schedule, str):
         return {"kind": schedule, "rounds": rounds if schedule in SCHEDULES and schedule != "constant" else 0}
-    return {"kind": _name(schedule)}
+    return {"kind": object_named(schedule)}
 
 
 _ELSEWHERE = {  # what other libraries call a setting, and what it is called here

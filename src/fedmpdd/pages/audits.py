@@ -10,11 +10,14 @@ from typing import Any
 
 from fedmpdd.documents import is_number, problem_in, read_json
 from fedmpdd.errors import RunError
+from fedmpdd.imports import OBJECT
 from fedmpdd.pages.builder import figure
+from fedmpdd.pages.verdicts import LINKED, is_linked, linked_sentence, with_linkage
 from fedmpdd.pages.words import flatten
 
 CONFIG, RESULTS, CELLS = "config.json", "results.json", "cells"
 LARGEST_RESULTS = 2**26  # bytes: an audit has numbers of every image
+IMAGE_FOLDER = "fedmpdd.privacy.images:image_folder"  # names pictures of a folder in a config
 SHOWN = 8  # the most images in a line of an audit's picture
 _PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -87,6 +90,11 @@ class Section:
     gallery: Gallery | None
     figures: list[dict[str, Any]]
 
+    @property
+    def name(self) -> str:
+        """What the page calls the model."""
+        return shown_name(self.model)
+
     def strongest(self, codec: dict[str, Any]) -> dict[str, Any]:
         """Return the row that shows best how the verdict on a codec came about."""
         rows = [row for row in self.rows if row["codec"] == codec["codec"]]
@@ -113,12 +121,40 @@ def read_audit(folder: Path) -> AuditRecord:
     _check_config(path, results.get("config"))
     if problem := next(_problems_of(results), None):
         raise RunError(f"{path}, {problem}; {_again(folder)}")
-    return AuditRecord(folder, results["config"], results, attacks)
+    return AuditRecord(folder, results["config"], judged(results), attacks)
+
+
+def judged(results: dict[str, Any]) -> dict[str, Any]:
+    """Return results with the verdicts that their numbers have today: earlier versions did not count linkage.
+
+    Rows that say among how many candidates images were found have been judged with that.
+
+    Args:
+        results: of an audit; they are not changed.
+
+    """
+    rows = [row if "candidates" in row else _judged(row) for row in results["rows"]]
+    linked = {(row["model"], row["codec"]) for row in rows if row["verdict"] == LINKED}
+    codecs = [
+        {**codec, "verdict": with_linkage(codec["verdict"], (codec["model"], codec["codec"]) in linked)}
+        for codec in results.get("codecs", [])
+    ]
+    return {**results, "rows": rows, **({"codecs": codecs} if codecs else {})}
+
+
+def _judged(row: dict[str, Any]) -> dict[str, Any]:
+    word = with_linkage(row["verdict"], is_linked(row["linkage"], len(row["ssim_each"])))
+    if word == row["verdict"]:
+        return row
+    text = row.get("sentence")
+    sentence = {} if text is None else {"sentence": linked_sentence(text, row["linkage"])}
+    return {**row, "verdict": word, **sentence}
 
 
 def context_of(audit: AuditRecord) -> dict[str, Any]:
     """Return what the template of audits speaks of."""
-    return {"record": audit, "sections": sections_of(audit), "settings": flatten(audit.config)}
+    images = shown_name(str(audit.config["config"].get("dataset")))
+    return {"record": audit, "sections": sections_of(audit), "settings": flatten(audit.config), "images": images}
 
 
 def sections_of(audit: AuditRecord) -> list[Section]:
@@ -139,6 +175,12 @@ def sections_of(audit: AuditRecord) -> list[Section]:
             )
         )
     return sections
+
+
+def shown_name(text: str) -> str:
+    """Return what people call a model or images that a config names: an object by its name alone, a folder likewise."""
+    folder = re.match(rf"{re.escape(IMAGE_FOLDER)}\('(.*?)'", text)
+    return folder[1] if folder else re.sub(rf"^{OBJECT}|(?<=\w)#\d+$", "", text)
 
 
 def file_name(text: str) -> str:

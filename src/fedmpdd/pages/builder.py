@@ -15,6 +15,8 @@ from fedmpdd.documents import write_text
 from fedmpdd.errors import InputError, MissingDependencyError, RunError
 from fedmpdd.pages import words
 
+__all__ = ["check_page", "figure", "render", "write_page"]
+
 _FILTERS = ("score", "size", "count", "ratio", "difference", "plain_bytes", "goal", "named", "breakable")
 
 

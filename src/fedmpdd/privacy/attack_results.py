@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedmpdd.documents import write_atomically
 from fedmpdd.privacy import metrics
 from fedmpdd.privacy.attacks import ATTACKS, Reconstruction, Setting
-from fedmpdd.privacy.case import Case, Float32, observations_of
+from fedmpdd.privacy.case import Case, Float32, device_of, observations_of
 from fedmpdd.privacy.config import Audit
 from fedmpdd.privacy.linkage import linkage
 from fedmpdd.simulation.devices import reproducible_arithmetic
@@ -21,7 +21,7 @@ from fedmpdd.simulation.devices import reproducible_arithmetic
 def make_result(audit: Audit, case: Case, text: str, name: str, path: Path, report: Callable[[float], None]) -> None:
     """Attack, compare with the truth, and write what was found."""
     # Problems are small: more threads of PyTorch would only wait for each other, and change last bits.
-    with reproducible_arithmetic(audit.config.model_copy(update={"device": "cpu"})):
+    with reproducible_arithmetic(audit.config.model_copy(update={"device": device_of(audit.config)})):
         arrays = _attacked(audit, case, text, name, report)
 
     def write(partial: Path) -> None:
@@ -37,14 +37,24 @@ def _attacked(audit: Audit, case: Case, text: str, name: str, report: Callable[[
     protection = first.protection
     noisy = protection is not None and protection.noise_deviation > 0
     seen = first.codec.evidence([first.update])
-    setting = Setting(audit.config.model, seen, audit.audit.rounds, noisy, case.public, audit.audit.effort)
-    attack = ATTACKS[name](setting)
+    attack = ATTACKS[name](
+        Setting(
+            case.curvature,
+            seen,
+            audit.audit.rounds,
+            noisy,
+            case.public,
+            audit.audit.effort,
+            audit.audit.optimiser,
+            soft_labels=case.victim.objective is None,
+        )
+    )
     start = time.perf_counter()
     reconstruction = attack.run(observations, seed=audit.audit.seed, progress=report)
     seconds = time.perf_counter() - start
     ordered = _ordered(reconstruction, case)
     truth = attack.losses_at(observations, case.images, case.labels)
-    linked = linkage(observations, case.images, case.labels, case.pool.images, case.pool.labels, seed=audit.audit.seed)
+    linked = linkage(observations, case.images, case.labels, case.pool.images, case.pool_labels, seed=audit.audit.seed)
     each = [
         (metrics.ssim(a, b), metrics.mse(a, b), metrics.psnr(a, b))
         for guess, true in zip(ordered.images, case.images, strict=True)
@@ -58,7 +68,8 @@ def _attacked(audit: Audit, case: Case, text: str, name: str, report: Callable[[
         "truth": truth,
         "each": np.array(each),
         "history": np.array(history),
-        "linkage": np.array(np.nan if linked is None else linked),
+        "linkage": np.array(np.nan if linked is None else linked.share),
+        "candidates": np.array(0 if linked is None else linked.candidates),
         "seconds": np.array(seconds),
     }
 

@@ -2,6 +2,7 @@
 
     AUDIT/config.json            the run's config and the audit's
     AUDIT/cells/NAME.npz         one attack on one codec of one model: images, numbers, history; written when done
+    AUDIT/images.json            hashes of the images and the model that were attacked
     AUDIT/results.json           rows, verdicts, meters
     AUDIT/index.html             the page
     AUDIT/MODEL.png              all reconstructions, a line per row of the results
@@ -9,6 +10,8 @@
 An attack whose result is there is not made again, so that an audit that was stopped goes on where it was.
 """
 
+import json
+import re
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
@@ -22,6 +25,7 @@ from pydantic import ValidationError
 
 from fedmpdd.documents import read_json, write_json
 from fedmpdd.errors import RunError
+from fedmpdd.imports import OBJECT
 from fedmpdd.pages.audits import CELLS as CELLS
 from fedmpdd.pages.audits import CONFIG, file_name
 from fedmpdd.pages.audits import RESULTS as RESULTS
@@ -32,7 +36,9 @@ from fedmpdd.privacy.page import write_page, write_picture
 from fedmpdd.privacy.rows import AttackResults, Section, codec_summary, row_of
 from fedmpdd.runs.folders import FolderLock
 
-PAGE = "index.html"
+__all__ = ["METERED_SETTINGS", "PAGE", "is_attacked", "run_audit"]
+
+PAGE, IMAGES = "index.html", "images.json"
 METERED_SETTINGS = ("clients", "clients_per_round", "participation", "rounds", "partition")  # change no attack
 OnProgress = Callable[[str, float], None]  # the attack at work, and how much of the whole audit is done
 
@@ -47,6 +53,7 @@ def run_audit(
     audits = audit.by_model()
     cases = [make_case(part, data_dir) for part in audits]  # before anything is written: they may refuse the config
     lock = _take(folder, audit)
+    _check_same_images(folder, audits, cases)
     if jobs > 1:
         _attack_apart(audits, folder, data_dir, progress, jobs)
     sections = []
@@ -85,6 +92,29 @@ def is_attacked(audit: Audit, folder: Path) -> bool:
         for part in audit.by_model()
         for text, attack in _attacks_of(part)
     )
+
+
+def _check_same_images(folder: Path, audits: list[Audit], cases: list[Case]) -> None:
+    """Refuse to mix results of several images or models: names of files and of objects stay the same when these change.
+
+    Models of runs are left out: a run that goes on has another model, and results on it are of the one that was.
+    """
+    path = folder / IMAGES
+    now = {}
+    for part, case in zip(audits, cases, strict=True):
+        digests = case.fingerprints()
+        if part.audit.run is not None:
+            del digests["parameters"]
+        now[part.config.model] = digests
+    before = read_json(path, f"delete {folder} and repeat the audit") if path.is_file() else {}
+    if not isinstance(before, dict):
+        raise RunError(f"{path} is damaged: expected a table; delete {folder} and repeat the audit")
+    for name, digests in now.items():
+        kept = before.get(name, digests)
+        for what in digests:
+            if not isinstance(kept, dict) or kept.get(what) != digests[what]:
+                raise RunError(f"{folder} holds an audit of other {what}; choose another folder, or delete it")
+    write_json(path, {**before, **now})
 
 
 def _attack_apart(
@@ -163,7 +193,10 @@ def _take(folder: Path, audit: Audit) -> FolderLock:
     if path.is_file():
         try:
             # Read as an audit, so that keys which did not exist then have the values that were meant.
-            before = Audit.model_validate(read_json(path, "choose another --out")).model_dump(mode="json")
+            kept = read_json(path, "choose another --out")
+            if isinstance(kept, dict) and isinstance(kept.get("audit"), dict):
+                kept["audit"].setdefault("optimiser", audit.audit.optimiser)  # by the network's name, and the same
+            before = Audit.model_validate(kept, context={"follow_imports": False}).model_dump(mode="json")
         except ValidationError as error:
             problem = error.errors()[0]
             where = ".".join(map(str, problem["loc"])) or "the whole"
@@ -173,9 +206,15 @@ def _take(folder: Path, audit: Audit) -> FolderLock:
             one["audit"] = {
                 key: value for key, value in one["audit"].items() if key not in ("codecs", "attacks", "models")
             }
-            apart = ("codec", "model", *METERED_SETTINGS)
+            apart = ("codec", "model", "device", *METERED_SETTINGS)
             one["config"] = {key: value for key, value in one["config"].items() if key not in apart}
-        if before != document:
+        if _unnumbered(before) != _unnumbered(document):
             raise RunError(f"{folder} holds an audit with other settings; choose another --out, or delete it")
     write_json(path, audit.model_dump(mode="json"))
     return lock
+
+
+def _unnumbered(document: dict[str, Any]) -> str:
+    """A document as text, without the numbers of objects: those count what a process had named before."""
+    text = json.dumps(document, sort_keys=True)
+    return re.sub(rf'("{OBJECT}[^"#]*)#\d+"', r'\1"', text)

@@ -1,17 +1,21 @@
 """What is audited: a run's config, and an `[audit]` table beside it."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedmpdd.codecs import Codec
-from fedmpdd.errors import ConfigError
+from fedmpdd.documents import read_json
+from fedmpdd.errors import ConfigError, RunError
+from fedmpdd.imports import Trust, check_trust, import_paths, is_import_path
+from fedmpdd.pages.audits import CONFIG, IMAGE_FOLDER, file_name
 from fedmpdd.privacy.attacks import ATTACKS
-from fedmpdd.runs.compare import codec_config
-from fedmpdd.simulation.config import RunConfig, apply_overrides, parse_config, read_table
+from fedmpdd.simulation.config import RunConfig, apply_overrides, codec_config, parse_config, read_table
 from fedmpdd.uplink import Protection
-from fedmpdd.uplink.codec_config import codec_words
+from fedmpdd.uplink.codec_config import codec_list, codec_overrides, codec_words, explain
+
+__all__ = ["Audit", "AuditConfig", "load_audit"]
 
 
 class AuditConfig(BaseModel):
@@ -19,6 +23,7 @@ class AuditConfig(BaseModel):
 
     labels: "known" grants them to the attacker, "found" does not. rounds: how many rounds with the same examples the
     attacker has seen. run: a run folder whose newest checkpoint is the model; without it, the initial model.
+    optimiser: of dlg and idlg: "measured" chooses by what the network does, see fedmpdd.privacy.curvature.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -33,6 +38,7 @@ class AuditConfig(BaseModel):
     effort: float = Field(default=1.0, gt=0, le=100)
     seed: int = Field(default=17, ge=0, lt=2**63)
     run: str | None = None
+    optimiser: Literal["measured", "lbfgs", "adam"] = "measured"
 
 
 class Audit(BaseModel):
@@ -74,24 +80,74 @@ def load_audit(source: str, overrides: list[str], *, codecs: str | None = None, 
     if not isinstance(table, dict):
         raise ConfigError(f"audit = {table!r:.60}: expected a table of keys, like audit.images=4")
     if codecs is not None:
-        table["codecs"] = [text.strip() for text in codecs.split(",") if text.strip()]
+        table["codecs"] = codec_list(codecs)
     if run is not None:
         table["run"] = str(run)
+    return make_audit(values, table)
+
+
+def make_audit(config: dict[str, Any], asked: dict[str, Any]) -> Audit:
+    """Return an audit of a run's config and an `[audit]` table, or raise ConfigError.
+
+    Args:
+        config: the table of a run's config.
+        asked: the keys of AuditConfig.
+
+    """
+    for key in asked:
+        if key not in AuditConfig.model_fields:
+            raise ConfigError(f"audit.{key} is no key of an audit; its keys are {', '.join(AuditConfig.model_fields)}")
     try:
-        chosen = AuditConfig.model_validate(table)
+        chosen = AuditConfig.model_validate(asked)
     except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(str(part) for part in problem["loc"])
-        raise ConfigError(f"audit.{where} = {problem['input']!r}: {problem['msg']}") from None
+        raise ConfigError(explain(error.errors()[0], ("audit",))) from None
+    if not chosen.attacks:
+        raise ConfigError(f"audit.attacks is empty; use some of {', '.join(ATTACKS)}")
     for name in chosen.attacks:
         if name not in ATTACKS:
             raise ConfigError(f"audit.attacks: {name!r} is unknown; use some of {', '.join(ATTACKS)}")
-    audit = Audit(config=parse_config(values), audit=chosen)
+    audit = Audit(config=parse_config(config), audit=chosen)
+    files: dict[str, str] = {}
     for text in audit.codec_texts():
         codec = audit.codec(text)
         if codec.source == "losses":
             raise ConfigError(f"audit.codecs: {text} sends losses, not gradients; there is no attack on those here yet")
+        other = files.setdefault(file_name(text), text)
+        if other is not text:
+            raise ConfigError(f"audit.codecs: {text} and {other} would share their files; leave one of them out")
     return audit
+
+
+def read_audit_config(folder: Path, trust_imports: Trust) -> Audit:
+    """Return the audit that a folder was begun with.
+
+    Args:
+        folder: of the audit.
+        trust_imports: what the folder names may be imported: see fedmpdd.imports.check_trust.
+
+    """
+    path = folder / CONFIG
+    if not path.is_file():
+        raise RunError(
+            f"{folder} is not an audit: it has no {CONFIG}; start one with fedmpdd audit CONFIG --out {folder}"
+        )
+    document = read_json(path, "start the audit again in another folder")
+    tables = (document.get("config"), document.get("audit")) if isinstance(document, dict) else (None, None)
+    config, asked = tables
+    if not isinstance(config, dict) or not isinstance(asked, dict):
+        raise RunError(f"{path} is damaged: expected tables config and audit; start the audit again in another folder")
+    check_trust(_paths_in(config, asked), str(path), trust_imports)
+    return make_audit(config, asked)
+
+
+def _paths_in(config: dict[str, Any], asked: dict[str, Any]) -> dict[str, str]:
+    """The import paths that an audit names; the pictures of a folder are read by this package."""
+    codecs = asked.get("codecs") or []
+    texts = {f"audit.codecs.{i}": codec_overrides(str(text))[0] for i, text in enumerate(codecs)}
+    names = {key: text.removeprefix("codec.name=") for key, text in texts.items()}
+    paths = import_paths(config) | import_paths({"models": asked.get("models") or []}, "audit")
+    paths |= {key: name for key, name in names.items() if is_import_path(name)}
+    return {key: text for key, text in paths.items() if not text.startswith(f"{IMAGE_FOLDER}(")}
 
 
 def _text_of(config: RunConfig) -> str:

@@ -22,7 +22,10 @@ def enumerate_labels(attack: Any, observations: Sequence[Observation], seed: int
             f"labels of batches of {first.batch} cannot be enumerated; grant them, or use an attack that optimises them"
         )
     classes = range(first.victim.classes)
-    tried = [replace(o, labels=torch.tensor([label])) for o in observations for label in classes]
+    tried = [replace(o, labels=torch.tensor([label], device=o.device)) for o in observations for label in classes]
     short = replace(attack, iterations=max(10, attack.iterations // SHARE), restarts=1)
     losses = short.run(tried, seed=seed).losses.reshape(len(observations), len(classes))
-    return [replace(o, labels=torch.tensor([int(row.argmin())])) for o, row in zip(observations, losses, strict=True)]
+    return [
+        replace(o, labels=torch.tensor([int(row.argmin())], device=o.device))
+        for o, row in zip(observations, losses, strict=True)
+    ]

@@ -85,10 +85,10 @@ class ScalarMatch:
     within a step of its level. Signs: a logistic loss on each, with the norm that the scale gives away.
     """
 
-    def __init__(self, seen: Projections, protection: Protection | None) -> None:
+    def __init__(self, seen: Projections, protection: Protection | None, device: torch.device | str = "cpu") -> None:
         self._seen = seen
-        self._levels = torch.from_numpy(np.asarray(seen.levels, dtype=np.float32))
-        self._steps = torch.from_numpy(np.asarray(seen.steps, dtype=np.float32))
+        self._levels = torch.from_numpy(np.asarray(seen.levels, dtype=np.float32)).to(device)
+        self._steps = torch.from_numpy(np.asarray(seen.steps, dtype=np.float32)).to(device)
         # ‖s‖² is about m·‖g‖²: the unit in which differences of scalars are small or large.
         values = self._levels * self._steps[:, None]
         self._power = values.square().sum(dim=1).clamp_min(1e-30)
@@ -133,10 +133,10 @@ class ChoiceMatch:
     The loss is that of a choice between 2·group, softened as a sign is; the scale gives the norm away.
     """
 
-    def __init__(self, seen: Choices) -> None:
+    def __init__(self, seen: Choices, device: torch.device | str = "cpu") -> None:
         self._seen = seen
-        self._choices = torch.from_numpy(seen.places + seen.group * seen.negative)
-        self._norms = torch.tensor(seen.norms, dtype=torch.float32)
+        self._choices = torch.from_numpy(seen.places + seen.group * seen.negative).to(device)
+        self._norms = torch.tensor(seen.norms, dtype=torch.float32, device=device)
         peaks = self._choices.shape[1]
         self._temperature = _temperature(peaks * seen.group.bit_length())
         self.nats = peaks / self._temperature
@@ -166,15 +166,15 @@ class _Project(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gradients: Tensor, keys: Sequence[Key], family: str, count: int) -> Tensor:
         ctx.keys, ctx.family, ctx.d = keys, family, gradients.shape[1]
-        rows = np.ascontiguousarray(gradients.detach().numpy())
-        return torch.from_numpy(family_named(family).encode(rows, keys, count))
+        rows = np.ascontiguousarray(gradients.detach().cpu().numpy())
+        return torch.from_numpy(family_named(family).encode(rows, keys, count)).to(gradients.device)
 
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> Any:
         family, one = family_named(ctx.family), np.ones(1)
-        rows = np.ascontiguousarray(outer[0].numpy())
+        rows = np.ascontiguousarray(outer[0].cpu().numpy())
         back = [family.decode(rows[i : i + 1], one, [key], ctx.d) for i, key in enumerate(ctx.keys)]
-        return torch.from_numpy(np.stack(back)), None, None, None
+        return torch.from_numpy(np.stack(back)).to(outer[0].device), None, None, None
 
 
 def project(gradients: Tensor, keys: Sequence[Key], family: str, count: int) -> Tensor:
@@ -185,15 +185,15 @@ def project(gradients: Tensor, keys: Sequence[Key], family: str, count: int) -> 
 
 def match_decoded(updates: Sequence[ObservedUpdate]) -> Tensor:
     """What the server decodes from each of these updates [problems, d]."""
-    return torch.stack([observed.decoded for observed in updates]).to(updates[0].flat.device)
+    return torch.stack([observed.decoded for observed in updates])
 
 
 def match_sent(updates: Sequence[ObservedUpdate]) -> Match:
     """Compare with what was really sent, by what the codec says of it: one observed per problem, all of one codec."""
-    seen = updates[0].codec.evidence([observed.update for observed in updates])
+    seen, device = updates[0].codec.evidence([observed.update for observed in updates]), updates[0].flat.device
     if isinstance(seen, Projections):
-        return ScalarMatch(seen, updates[0].protection)
+        return ScalarMatch(seen, updates[0].protection, device)
     if isinstance(seen, Choices):
-        return ChoiceMatch(seen)
-    known = None if seen.known is None else torch.from_numpy(seen.known).float()
-    return Distance(torch.from_numpy(seen.targets), known)
+        return ChoiceMatch(seen, device)
+    known = None if seen.known is None else torch.from_numpy(seen.known).float().to(device)
+    return Distance(torch.from_numpy(seen.targets).to(device), known)

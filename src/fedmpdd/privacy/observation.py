@@ -11,7 +11,9 @@ from torch import Tensor
 
 from fedmpdd.codecs import Codec, Update
 from fedmpdd.directions import Key
+from fedmpdd.tasks.losses import logits_of
 from fedmpdd.tasks.models import FlatModel
+from fedmpdd.tasks.objective import Objective
 from fedmpdd.uplink import Protection
 from fedmpdd.wire.frames import Session
 
@@ -20,7 +22,8 @@ from fedmpdd.wire.frames import Session
 class Victim:
     """What a client computes, all of it public: the network, how pixels become inputs, the loss.
 
-    Images are in [0, 1], [examples, channels, height, width].
+    Images are in [0, 1], [examples, channels, height, width]. The loss is cross-entropy unless there is an objective,
+    whose loss takes classes; or, where there are targets, the row of these that a label is the number of.
     """
 
     model: FlatModel
@@ -28,6 +31,8 @@ class Victim:
     classes: int
     mean: tuple[float, ...]  # inputs are (pixel − mean) / std, by channel
     std: tuple[float, ...]
+    objective: Objective | None = None
+    targets: Tensor | None = None
 
     def inputs(self, images: Tensor) -> Tensor:
         """Return the network's inputs for images."""
@@ -37,16 +42,21 @@ class Victim:
     def gradients(self, flat: Tensor, images: Tensor, labels: Tensor) -> Tensor:
         """Gradients [problems, d] of images [problems, batch, …] with label probabilities [problems, batch, classes].
 
-        Differentiable in images and labels.
+        Differentiable in images and, where the loss is cross-entropy, in labels; another takes the most likely class.
         """
-
-        def loss(parameters: Tensor, inputs: Tensor, probabilities: Tensor) -> Tensor:
-            return -(probabilities * torch.log_softmax(self.model(parameters, inputs), dim=1)).sum(dim=1).mean()
-
-        gradients: Tensor = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(
+        gradients: Tensor = torch.func.vmap(torch.func.grad(self._loss), in_dims=(None, 0, 0))(
             flat, self.inputs(images), labels
         )
         return gradients
+
+    def _loss(self, parameters: Tensor, inputs: Tensor, probabilities: Tensor) -> Tensor:
+        objective = self.objective
+        if objective is None:
+            outputs = logits_of(self.model(parameters, inputs))
+            return -(probabilities * torch.log_softmax(outputs, dim=1)).sum(dim=1).mean()
+        labels = probabilities.argmax(dim=1)
+        batch = (inputs, labels if self.targets is None else self.targets[labels])
+        return objective.tested(parameters, lambda network: objective.loss(network, batch))
 
 
 @dataclass(frozen=True)
@@ -68,7 +78,7 @@ class ObservedUpdate:
     @cached_property
     def decoded(self) -> Tensor:
         """The server's estimate of the gradient from this update alone."""
-        return torch.from_numpy(self.codec.decode_mean([self.update]))
+        return torch.from_numpy(self.codec.decode_mean([self.update])).to(self.flat.device)
 
 
 @dataclass(frozen=True)
@@ -82,6 +92,11 @@ class Observation:
     updates: tuple[ObservedUpdate, ...]
     batch: int
     labels: Tensor | None = field(default=None)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is, and where guesses are held against it."""
+        return self.updates[0].flat.device
 
 
 def one_hot(labels: Tensor, classes: int) -> Tensor:
@@ -105,12 +120,13 @@ def observe(
 
     protection clips and adds noise, from these generators, one per model, or from the operating system.
     """
-    targets = torch.from_numpy(labels)
+    device = flats[0].device
+    targets, batch = torch.from_numpy(labels).to(device), torch.from_numpy(images).to(device)
     session = Session(codec, len(flats[0]), sends_seed=False)
     updates = []
     for i, (flat, key) in enumerate(zip(flats, keys, strict=True)):
-        gradient = victim.gradients(flat, torch.from_numpy(images)[None], one_hot(targets, victim.classes)[None])
-        rows = gradient.detach().numpy()
+        gradient = victim.gradients(flat, batch[None], one_hot(targets, victim.classes)[None])
+        rows = gradient.detach().cpu().numpy()
         if protection is None:
             update = codec.encode(rows, [key])[0]
         else:

@@ -31,8 +31,12 @@ class PublicImages:
         return np.asarray(of_class.mean(axis=0)) if len(of_class) else self.mean()
 
     def class_components(self, label: int, count: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Mean [n] of a class and its first principal components [count, n], each as long as its deviation."""
+        """Mean [n] of a class and its first principal components [count, n], each as long as its deviation.
+
+        Of all images where the class has none.
+        """
         of_class = self.images[self.labels == label].reshape(-1, self.images[0].size)
+        of_class = of_class if len(of_class) else self.images.reshape(len(self.images), -1)
         mean = of_class.mean(axis=0)
         _, deviations, components = np.linalg.svd(of_class - mean, full_matrices=False)
         lengths = deviations[:count] / np.sqrt(max(1, len(of_class) - 1))

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from fedmpdd.pages.verdicts import CANDIDATES
 from fedmpdd.privacy.case import Case
 from fedmpdd.privacy.config import Audit
 from fedmpdd.privacy.leakage import meter
@@ -29,7 +30,7 @@ class Row:
     mse: float
     psnr: float
     labels_found: float  # share
-    linkage: float | None  # share of images found among 100 of their class
+    linkage: float | None  # share of images found among others of their class
     truth_fits_better: float  # share of problems where the optimiser was stuck
     bits_revealed: int
     verdict: str
@@ -37,6 +38,7 @@ class Row:
     ssim_each: list[float] = field(default_factory=list)
     seconds: float = 0.0
     history: list[list[float]] = field(default_factory=list)  # iteration and median SSIM, for the page
+    candidates: int = CANDIDATES  # that linkage told each image from, itself among them
 
     def as_dict(self) -> dict[str, Any]:
         """Return the row as it stands in the JSON document."""
@@ -63,9 +65,11 @@ def row_of(audit: Audit, case: Case, text: str, attack: str, results: AttackResu
     ssim, control_ssim = result["each"][:, 0].tolist(), control["each"][:, 0].tolist()
     # A hair's breadth is no better fit: both losses end in rounding errors.
     better = result["truth"] < 0.999 * result["losses"] - 1e-12
-    word = verdict(Evidence(ssim, class_mean, control_ssim, better.tolist()))
+    share = float(result["linkage"])
+    linkage = None if np.isnan(share) else share
+    candidates = int(result.get("candidates", CANDIDATES))  # attacks of earlier versions had so many
+    word = verdict(Evidence(ssim, class_mean, control_ssim, better.tolist(), linkage, candidates))
     numbers = (median(ssim), median(class_mean), median(control_ssim))
-    linked = float(result["linkage"])
     codec = case.codec(audit, text).largest()
     return Row(
         model=audit.config.model,
@@ -77,11 +81,12 @@ def row_of(audit: Audit, case: Case, text: str, attack: str, results: AttackResu
         mse=float(np.median(result["each"][:, 1])),
         psnr=float(min(np.median(result["each"][:, 2]), 200.0)),
         labels_found=float((result["labels"] == case.labels).mean()),
-        linkage=None if np.isnan(linked) else linked,
+        linkage=linkage,
+        candidates=candidates,
         truth_fits_better=float(better.mean()),
         bits_revealed=audit.audit.rounds * codec.revealed_bits(len(case.flat)),
         verdict=word,
-        sentence=sentence(text, attack, word, *numbers),
+        sentence=sentence(text, attack, word, *numbers, linkage, candidates),
         ssim_each=ssim,
         seconds=float(result["seconds"]),
         history=result["history"].tolist(),

@@ -7,6 +7,8 @@ from typing import Any
 from fedmpdd.report.numbers import Group, Task
 from fedmpdd.runs.history import Round, RunRecord, statistic
 
+__all__ = ["accuracy_curve", "loss_curve"]
+
 LOSS_POINTS = 400  # a loss is noted every round; more points than pixels would only make the page heavy
 
 

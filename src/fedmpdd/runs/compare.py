@@ -15,11 +15,11 @@ from fedmpdd.runs.environment import environment
 from fedmpdd.runs.folders import Run
 from fedmpdd.runs.history import History, RunRecord, read_config, read_run
 from fedmpdd.runs.settings import check_same_run
-from fedmpdd.simulation.config import RunConfig, apply_overrides, parse_config
+from fedmpdd.simulation.config import RunConfig, parse_config
 from fedmpdd.simulation.engine import federation_of
 from fedmpdd.simulation.replay import model_sha256
 from fedmpdd.tasks.task import Task
-from fedmpdd.uplink.codec_config import CodecConfig, codec_overrides
+from fedmpdd.uplink.codec_config import CodecConfig
 
 Show = Callable[[int, float | None, int, int], None]  # what `progress` shows
 LONGEST_NAME = 100  # characters of a codec in the name of a folder
@@ -72,13 +72,6 @@ class Trained:
             "payload_bytes": history.last.payload_bytes,
             "downlink_bytes": history.last.downlink_bytes,
         }
-
-
-def codec_config(config: RunConfig, text: str) -> RunConfig:
-    """Return the config with the codec that a text like `mpdd:m=400:bits=1` or `fedsgd` describes."""
-    values = config.model_dump(mode="json")
-    values["codec"] = {key: values["codec"][key] for key in ("keys", "error_feedback")}
-    return parse_config(apply_overrides(values, codec_overrides(text)))
 
 
 def trials_of(

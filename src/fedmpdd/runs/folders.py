@@ -35,6 +35,7 @@ from fedmpdd.simulation.config import RunConfig, parse_config
 from fedmpdd.simulation.engine import Federation, RoundMetrics, federation_of, make_federation
 from fedmpdd.simulation.journal import JOURNAL, Header, Journal, JournalReader
 from fedmpdd.simulation.replay import ANOTHER_START, model_sha256
+from fedmpdd.tasks.data import Dataset
 from fedmpdd.tasks.task import Task, fingerprint
 
 CHECKPOINT, LOCK = "checkpoint.safetensors", ".lock"
@@ -43,6 +44,7 @@ _UNSEALED_NOTES = ("next_round",)  # of checkpoints of versions that did not sea
 
 _log = logging.getLogger("fedmpdd")
 
+Loaded = Task | Dataset  # what a config names, where somebody has loaded it
 OnRound = Callable[[RoundMetrics, "Run"], None]
 
 
@@ -78,7 +80,7 @@ class Run:
         self._journal: Journal | None = None
 
     @classmethod
-    def at(cls, folder: Path, config: RunConfig, data_dir: Path | None = None, *, task: Task | None = None) -> "Run":
+    def at(cls, folder: Path, config: RunConfig, data_dir: Path | None = None, *, task: Loaded | None = None) -> "Run":
         """Return the run of a folder: a new one, or one that goes on; `resume` says what of its settings may differ.
 
         task: what the config names, where it is loaded already.
@@ -92,7 +94,7 @@ class Run:
 
     @classmethod
     def create(
-        cls, folder: Path, config: RunConfig, data_dir: Path | None = None, *, task: Task | None = None
+        cls, folder: Path, config: RunConfig, data_dir: Path | None = None, *, task: Loaded | None = None
     ) -> "Run":
         """Make a new run folder; nothing is written over."""
         if folder.exists():
@@ -138,7 +140,9 @@ class Run:
         return cls._resumed(folder, with_changes(folder, read_config(folder, trust_imports), settings), data_dir)
 
     @classmethod
-    def _resumed(cls, folder: Path, config: RunConfig, data_dir: Path | None = None, task: Task | None = None) -> "Run":
+    def _resumed(
+        cls, folder: Path, config: RunConfig, data_dir: Path | None = None, task: Loaded | None = None
+    ) -> "Run":
         done = sum(1 for _ in read_metrics(folder))
         if done > config.rounds:
             raise RunError(
@@ -313,7 +317,7 @@ class Run:
             write_json(self.folder / CONFIG, table)
 
 
-def _federation(config: RunConfig, data_dir: Path | None, task: Task | None) -> Federation:
+def _federation(config: RunConfig, data_dir: Path | None, task: Loaded | None) -> Federation:
     return make_federation(config, data_dir) if task is None else federation_of(config, task)
 
 

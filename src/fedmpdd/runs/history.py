@@ -17,6 +17,19 @@ from fedmpdd.imports import Trust, check_trust, import_paths, shown
 from fedmpdd.runs.settings import check_unchanged, without_config_record
 from fedmpdd.simulation.config import RunConfig, parse_config
 
+__all__ = [
+    "CONFIG",
+    "History",
+    "Round",
+    "RunRecord",
+    "Statistic",
+    "frame_of",
+    "read_config",
+    "read_history",
+    "read_run",
+    "statistic",
+]
+
 CONFIG, ENVIRONMENT, METRICS, SUMMARY = "config.json", "environment.json", "metrics.jsonl", "summary.json"
 LARGEST_CONFIG = 2**20  # bytes
 LONGEST_LINE = 2**16  # of metrics, in bytes
@@ -242,8 +255,20 @@ def statistic(values: Sequence[float | None]) -> Statistic | None:
     return Statistic(mean(there), stdev(there) if len(there) > 1 else None, len(there), len(values))
 
 
-def read_run(folder: Path) -> RunRecord:
-    """Read and check everything that a run folder says of its run."""
+def read_run(folder: str | Path) -> RunRecord:
+    """Read and check everything that a run folder says of its run.
+
+    Args:
+        folder: of `fedmpdd run`, `fedmpdd compare`, or a call with `out=`.
+
+    Returns:
+        Config, history and summary. A run that is going on, or was killed, can be read too.
+
+    Example:
+        >>> read_run("runs/demo-001").history.final_accuracy  # doctest: +SKIP
+
+    """
+    folder = Path(folder)
     try:
         config = read_config(folder)
     except ConfigError as error:

@@ -11,6 +11,8 @@ from fedmpdd.errors import RunError
 from fedmpdd.imports import OBJECT
 from fedmpdd.simulation.config import RunConfig, parse_config
 
+__all__ = ["check_same_run"]
+
 FREE_SETTINGS = ("rounds", "evaluate_every", "checkpoint_every", "device")  # change nothing that a round computes
 
 Changes = dict[str, tuple[Any, Any]]  # by dotted key: what it was, what it is

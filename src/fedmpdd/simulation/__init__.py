@@ -1,12 +1,21 @@
 """Clients, server, and the local engine that runs them."""
 
-from fedmpdd.simulation.config import RunConfig, load_config, parse_config, shipped_configs
+from fedmpdd.simulation.config import (
+    RunConfig,
+    apply_overrides,
+    codec_config,
+    load_config,
+    parse_config,
+    shipped_configs,
+)
 from fedmpdd.simulation.engine import Federation, RoundMetrics, federation_of, make_federation
 
 __all__ = [
     "Federation",
     "RoundMetrics",
     "RunConfig",
+    "apply_overrides",
+    "codec_config",
     "federation_of",
     "load_config",
     "make_federation",

@@ -2,6 +2,7 @@
 
 import math
 import tomllib
+from collections.abc import Sequence
 from dataclasses import MISSING, fields
 from importlib.resources import files
 from pathlib import Path
@@ -28,7 +29,7 @@ from fedmpdd.server.step import Schedule, StepRule
 from fedmpdd.tasks.batch_norm import BatchNorm
 from fedmpdd.tasks.data import DATASETS, PartitionKind
 from fedmpdd.uplink import RobustMean, SecureRounds, check_parts
-from fedmpdd.uplink.codec_config import CodecConfig, can_build, explain
+from fedmpdd.uplink.codec_config import CodecConfig, can_build, codec_overrides, explain
 
 STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 Kind = TypeVar("Kind")
@@ -318,17 +319,31 @@ def shipped_configs() -> dict[str, str]:
     }
 
 
-def load_config(source: str, overrides: list[str] | None = None) -> RunConfig:
-    """Read a config by shipped name or path, apply `key=value` overrides, and check it."""
+def load_config(source: str | Path, overrides: Sequence[str] | None = None) -> RunConfig:
+    """Read a config, change some of its keys, and check it.
+
+    Args:
+        source: a shipped name such as "demo", or a TOML file.
+        overrides: like those of the command line: "rounds=20", "codec.m=400".
+
+    Returns:
+        The config, for `train`.
+
+    Example:
+        >>> load_config("demo", ["rounds=20"]).rounds
+        20
+
+    """
     values = read_table(source)
     values.pop("audit", None)  # how it would be attacked is nothing to a training
     return parse_config(apply_overrides(values, overrides or []))
 
 
-def read_table(source: str) -> dict[str, Any]:
+def read_table(source: str | Path) -> dict[str, Any]:
     """Read a config by shipped name or path as a table, unchecked."""
     shipped = shipped_configs()
     path = Path(source)
+    source = str(source)
     if source in shipped:
         text = shipped[source]
     elif path.is_file():
@@ -344,7 +359,7 @@ def read_table(source: str) -> dict[str, Any]:
         raise ConfigError(f"{source} is not TOML: {error}") from None
 
 
-def apply_overrides(values: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
+def apply_overrides(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Return a config's table with `key=value` changes, keys of inner tables written with dots."""
     # A codec's name first: it clears the parameters of the one before.
     for override in sorted(overrides, key=lambda text: not text.startswith("codec.name=")):
@@ -367,6 +382,26 @@ def parse_config(values: dict[str, Any], *, follow_imports: bool = True) -> RunC
 
 
 DROPPED = {"": ("evaluate_mean",), "codec": ("memory",), "server": ("control",)}  # by table; null where not used
+
+
+def codec_config(config: RunConfig, text: str) -> RunConfig:
+    """Return a config with another codec.
+
+    Args:
+        config: of which the keys and client memory stay.
+        text: the codec, like "fedsgd" or "mpdd:m=400:bits=1".
+
+    Returns:
+        The config.
+
+    Example:
+        >>> codec_config(load_config("demo"), "qsgd:bits=4").codec.name
+        'qsgd'
+
+    """
+    values = config.model_dump(mode="json")
+    values["codec"] = {key: values["codec"][key] for key in ("keys", "error_feedback")}
+    return parse_config(apply_overrides(values, codec_overrides(text)))
 
 
 def _without_dropped(values: Any) -> tuple[Any, dict[str, Any]]:

@@ -106,15 +106,31 @@ class Task:
         return Objective(model, self.loss, sends_statistics=sends), flat
 
     def _make(self, init: str, seed: int) -> tuple[FlatModel, Tensor]:
-        state = torch.random.get_rng_state()
-        try:
-            torch.manual_seed(seed)
-            module = copy.deepcopy(self.model) if isinstance(self.model, nn.Module) else _made_by(self.model)
-            if init == "uniform":
-                models.make_uniform(module)
-        finally:
-            torch.random.set_rng_state(state)
-        return models.flatten(module)
+        return make_own(self.model, init, seed)
+
+
+def make_own(model: Any, init: str, seed: int) -> tuple[FlatModel, Tensor]:
+    """Return a copy of somebody's module, or what their function makes, with its first parameters.
+
+    Args:
+        model: the module or the function.
+        init: "default", or "uniform" for all from U(−0.5, 0.5).
+        seed: of the generator with which it is made.
+
+    Example:
+        >>> make_own(nn.Linear(3, 2), "default", 17)[1].shape
+        torch.Size([8])
+
+    """
+    state = torch.random.get_rng_state()
+    try:
+        torch.manual_seed(seed)
+        module = copy.deepcopy(model) if isinstance(model, nn.Module) else _made_by(model)
+        if init == "uniform":
+            models.make_uniform(module)
+    finally:
+        torch.random.set_rng_state(state)
+    return models.flatten(module)
 
 
 class NamedTask(Task):

@@ -14,6 +14,7 @@ from fedmpdd.privacy.attacks.adaptive import Adaptive
 from fedmpdd.privacy.attacks.dlg import DLG
 from fedmpdd.privacy.attacks.idlg import IDLG, read_label
 from fedmpdd.privacy.attacks.inverting_gradients import InvertingGradients
+from fedmpdd.privacy.curvature import Curvature
 from tests.conftest import gaussian
 from tests.privacy.fixtures import CLASSES, linear, pictures, seen, smooth_network
 
@@ -42,7 +43,7 @@ def evidence_of(codec: Codec, d: int) -> Evidence:
 def test_the_loss_is_zero_at_the_truth(make: Any) -> None:
     victim, flat = smooth_network()
     for codec in (FedSGD(), MPDD(60)):
-        attack: Attack = make(Setting("lenet", evidence_of(codec, flat.numel()), 1, False, PUBLIC, 0.01))
+        attack: Attack = make(Setting("smooth", evidence_of(codec, flat.numel()), 1, False, PUBLIC, 0.01))
         observations, images, labels = seen(victim, flat, codec)
         if codec == FedSGD() or attack.name == "adaptive":
             assert (attack.losses_at(observations, images, labels) < 1e-6).all()
@@ -144,19 +145,21 @@ def test_observations_that_do_not_belong_together_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "codec", "prior"),
+    ("curvature", "codec", "prior"),
     [
-        ("logistic", MPDD(400, bits=1), "components"),
-        ("logistic", MPDD(50), "components"),
-        ("logistic", Peaks(9), "components"),
-        ("logistic", MPDD(2_000), "smooth"),
-        ("cnn-lin2022", MPDD(2_000), "components"),
+        ("linear", MPDD(400, bits=1), "components"),
+        ("linear", MPDD(50), "components"),
+        ("linear", Peaks(9), "components"),
+        ("linear", MPDD(2_000), "smooth"),
+        ("kinked", MPDD(2_000), "components"),
     ],
     ids=str,
 )
 def test_where_little_is_to_be_had_the_attack_must_know_what_images_look_like(
-    model: str, codec: Codec, prior: str
+    curvature: Curvature, codec: Codec, prior: str
 ) -> None:
-    attack = ATTACKS["adaptive"](Setting(model, evidence_of(codec, 10_000), 1, noisy=False, public=PUBLIC, effort=1.0))
+    attack = ATTACKS["adaptive"](
+        Setting(curvature, evidence_of(codec, 10_000), 1, noisy=False, public=PUBLIC, effort=1.0)
+    )
     assert isinstance(attack, Adaptive)
     assert attack.prior == prior

@@ -69,12 +69,13 @@ class Adaptive(Attack):
         matches, known = self.matches(observations), granted_labels(observations)
         generator = torch.Generator().manual_seed(seed)
         if self.prior == "components":
-            pixels_of, start = self._components(known, generator)
+            pixels_of, start = self._components(known, generator, observations[0].device)
         else:
             pixels_of, start = torch.sigmoid, self._smooth_start(observations, known, generator)
-        size = start.shape[1]
+        size, device = start.shape[1], observations[0].device
         if known is None:
             start = torch.cat([start, torch.zeros(problems, batch * victim.classes)], dim=1)
+        start = start.to(device)  # drawn on the CPU: the same on every device
         nats = sum(match.nats for match in matches)
 
         def images_of(x: Tensor) -> Tensor:
@@ -119,7 +120,7 @@ class Adaptive(Attack):
             history += [s._replace(iteration=stage * length + s.iteration) for s in snapshots]
             x = state.best
         images = history[-1].images
-        labels = labels_of(x).argmax(dim=2).numpy()
+        labels = labels_of(x).argmax(dim=2).cpu().numpy()
         return Reconstruction(images, labels, self.losses_at(observations, images, labels), tuple(history))
 
     def _smooth_start(
@@ -133,13 +134,14 @@ class Adaptive(Attack):
         return torch.logit(torch.from_numpy(means).reshape(problems, -1).clamp(0.05, 0.95)) + 0.1 * start
 
     def _components(
-        self, known: Tensor | None, generator: torch.Generator
+        self, known: Tensor | None, generator: torch.Generator, device: torch.device
     ) -> tuple[Callable[[Tensor], Tensor], Tensor]:
         if self.public is None or known is None:
             raise InputError('prior = "components" needs public images and labels that are granted or enumerated')
         spaces = [[self.public.class_components(label, self.components) for label in row] for row in known.tolist()]
         mean = torch.from_numpy(np.stack([[m for m, _ in row] for row in spaces]))  # [problems, batch, n]
         basis = torch.from_numpy(np.stack([[b for _, b in row] for row in spaces]))  # [problems, batch, components, n]
+        mean, basis = mean.to(device), basis.to(device)
         problems, batch, count, _ = basis.shape
 
         def pixels_of(x: Tensor) -> Tensor:

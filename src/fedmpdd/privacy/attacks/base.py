@@ -63,16 +63,17 @@ class Attack(ABC):
         At the truth it says whether an attack that found something else was stuck or misled.
         """
         first = observations[0]
-        probabilities = one_hot(torch.from_numpy(labels), first.victim.classes)
+        probabilities = one_hot(torch.from_numpy(labels).to(first.device), first.victim.classes)
+        guesses = torch.from_numpy(images).to(first.device)
         with torch.no_grad():
-            losses = explain(observations, self.matches(observations), torch.from_numpy(images), probabilities)
-        return losses.double().numpy()
+            losses = explain(observations, self.matches(observations), guesses, probabilities)
+        return losses.double().cpu().numpy()
 
 
 def explain(observations: Sequence[Observation], matches: Sequence[Match], images: Tensor, labels: Tensor) -> Tensor:
     """Losses [problems] of guesses, added up over the rounds that were seen."""
     victim = observations[0].victim
-    total = torch.zeros(len(images))
+    total = torch.zeros(len(images), device=images.device)
     for observed, match in zip(observations[0].updates, matches, strict=True):
         total = total + match(victim.gradients(observed.flat, images, labels))
     return total
@@ -117,8 +118,8 @@ def follow(
     for state in states:
         done = bool((state.losses <= enough).all())
         if state.iteration % every == 0 or state.iteration in (1, iterations) or done:
-            images = images_of(state.best).detach().clamp(0, 1).numpy().copy()
-            history.append(Snapshot(state.iteration, images, state.losses.double().numpy().copy()))
+            images = images_of(state.best).detach().clamp(0, 1).cpu().numpy().copy()
+            history.append(Snapshot(state.iteration, images, state.losses.double().cpu().numpy().copy()))
             if progress is not None:
                 progress(state.iteration / iterations)
         if done:

@@ -47,7 +47,7 @@ class DLG(Attack):
         granted = granted_labels(observations) is not None
         ways = (True, False) if self.joint and granted else (self.joint,)
         several = [o for o in observations for _ in range(self.restarts * len(ways))]
-        joint = torch.tensor(ways * (len(observations) * self.restarts))
+        joint = torch.tensor(ways * (len(observations) * self.restarts), device=observations[0].device)
         return keep_best(self._run(several, joint, seed, progress), self.restarts * len(ways))
 
     def _run(
@@ -59,7 +59,8 @@ class DLG(Attack):
         matches = self.matches(observations)
         known = granted_labels(observations)
         generator = torch.Generator().manual_seed(seed)
-        start = torch.randn((problems, pixels + batch * victim.classes), generator=generator)
+        start = torch.randn((problems, pixels + batch * victim.classes), generator=generator)  # on the CPU: one start
+        start = start.to(observations[0].device)
 
         def images_of(x: Tensor) -> Tensor:
             return x[:, :pixels].view(problems, batch, *victim.shape)
@@ -78,8 +79,8 @@ class DLG(Attack):
         else:
             states = adam(objective, start, self.iterations, lr=0.1, decay=False)
         state, history = follow(states, self.iterations, images_of, progress, enough=1e-9)
-        labels = labels_of(state.best).argmax(dim=2).numpy()
-        return Reconstruction(history[-1].images, labels, state.losses.double().numpy(), history)
+        labels = labels_of(state.best).argmax(dim=2).cpu().numpy()
+        return Reconstruction(history[-1].images, labels, state.losses.double().cpu().numpy(), history)
 
 
 def keep_best(reconstruction: Reconstruction, restarts: int) -> Reconstruction:

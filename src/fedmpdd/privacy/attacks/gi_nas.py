@@ -201,11 +201,13 @@ class GINAS(Attack):
         objective = self._objective(observation)
         shape = observation.victim.shape
         noise = torch.from_numpy(random.standard_normal((observation.batch, *shape), dtype=np.float32))
+        noise = noise.to(observation.device)
         for _ in range(self.candidates):
             architecture = draw(self.levels, random)
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(int(random.integers(2**63)))
                 network, weights = _flatten(Generator(architecture, self.channels, shape[0]))
+            weights = weights.to(observation.device)
             with torch.no_grad():
                 loss = float(objective(network(weights, noise)[None]))
             yield Candidate(architecture, network, weights, noise, loss)
@@ -234,7 +236,7 @@ class GINAS(Attack):
         )
         # All of the iterations, even when there is nothing left to gain: snapshots of all problems are put together.
         _, history = follow(states, self.iterations, images_of, progress, enough=-math.inf)
-        images, labels = history[-1].images, observation.labels.numpy()[np.newaxis]
+        images, labels = history[-1].images, observation.labels.cpu().numpy()[np.newaxis]
         return Reconstruction(images, labels, self.losses_at([observation], images, labels), history)
 
 

@@ -59,8 +59,9 @@ class InvertingGradients(Attack):
             return explain(observations, matches, images, labels) + self.tv * total_variation(images)
 
         pixels = batch * int(torch.Size(victim.shape).numel())
-        start = torch.randn((problems, pixels), generator=torch.Generator().manual_seed(seed))
+        start = torch.randn((problems, pixels), generator=torch.Generator().manual_seed(seed))  # on the CPU: one start
+        start = start.to(observations[0].device)
         states = adam(objective, start, self.iterations, lr=0.1, signed=True, clamp=(0.0, 1.0))
         _, history = follow(states, self.iterations, images_of, progress)
-        images = history[-1].images
-        return Reconstruction(images, known.numpy(), self.losses_at(observations, images, known.numpy()), history)
+        images, found = history[-1].images, known.cpu().numpy()
+        return Reconstruction(images, found, self.losses_at(observations, images, found), history)

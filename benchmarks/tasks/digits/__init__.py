@@ -1,0 +1,1 @@
+"""Digits: a small convolutional network on 5,000 images of MNIST."""
