@@ -351,6 +351,17 @@ def test_targets_that_are_left_out_count_in_no_loss_and_no_accuracy() -> None:
         assert short.accuracy == long.accuracy
 
 
+def test_accuracy_is_a_word_beside_metrics_of_ones_own() -> None:
+    def error(outputs: Tensor, targets: Tensor) -> float:
+        return float((outputs.argmax(dim=1) != targets).float().mean())
+
+    task = Task(
+        network(2), partition(class_data(), 4), class_data(32), metrics={"error": error, "accuracy": "accuracy"}
+    )
+    tested = simulate(task, CODEC, **SETTINGS).evaluations[-1].metrics
+    assert (tested["error"] or 0.0) + (tested["accuracy"] or 0.0) == pytest.approx(1)
+
+
 def test_a_folder_is_read_by_its_history(tmp_path: Path) -> None:
     history = simulate(regression(metrics={"r2": r2}), CODEC, **SETTINGS, out=tmp_path / "run")
     assert History.read(str(tmp_path / "run")).as_rows() == history.as_rows()
