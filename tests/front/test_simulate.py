@@ -362,6 +362,14 @@ def test_accuracy_is_a_word_beside_metrics_of_ones_own() -> None:
     assert (tested["error"] or 0.0) + (tested["accuracy"] or 0.0) == pytest.approx(1)
 
 
+def test_numbers_may_be_those_of_numpy(tmp_path: Path) -> None:
+    settings = {**SETTINGS, "rounds": np.int64(6), "seed": np.int64(17), "per_round": np.int32(4)}
+    data = regression_data()
+    task = Task(network(), partition(data, np.int64(8)), data, loss=nn.functional.mse_loss)  # type: ignore[arg-type]
+    history = simulate(task, CODEC, **settings, lr=np.float64(0.1), out=tmp_path / "run")
+    assert history.as_rows() == simulate(task, CODEC, **SETTINGS, lr=0.1).as_rows()
+
+
 def test_a_folder_is_read_by_its_history(tmp_path: Path) -> None:
     history = simulate(regression(metrics={"r2": r2}), CODEC, **SETTINGS, out=tmp_path / "run")
     assert History.read(str(tmp_path / "run")).as_rows() == history.as_rows()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from torch import Tensor, nn
@@ -220,6 +221,7 @@ DATA = {
     "whole numbers for a linear layer": case(
         lambda: on(((10 * X).long(), Y)), e.ConfigError, "cannot take the examples", "Long and Float"
     ),
+    "a table of pandas": case(lambda: fm.partition(pandas.DataFrame({"x": [1.0]}), 1), e.DataError, "to_numpy()"),
     "NaN among the inputs": case(
         lambda: on((SPOILED, Y), test=(X, Y), clients=32), e.GradientError, "training example 5 holds NaN", "leave"
     ),
@@ -329,6 +331,13 @@ MODELS = {
     "one output for cross-entropy": case(
         lambda: of_classes(model=network(1)), e.ConfigError, "shape [2, 1]", "binary_cross_entropy_with_logits"
     ),
+    "one output for a smoothed cross-entropy": case(
+        lambda: on((X, Y), nn.CrossEntropyLoss(label_smoothing=0.1)),
+        e.ConfigError,
+        "over one class it is 0",
+        "per class",
+    ),
+    "a model without numbers": case(lambda: on((X, Y), model=nn.Linear(6, 1, device="meta")), e.ConfigError, "meta"),
     "a buffer that changes": case(lambda: on((X, Y), model=Counting()), e.ConfigError, "buffer calls", "constant"),
     "batch norm without a choice": case(
         lambda: simulated(regression(with_batch_norm())), e.ConfigError, "batch norm", "replace_batch_norm(model)"

@@ -7,12 +7,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
 from fedmpdd.codecs import Codec
 from fedmpdd.display import Sheet, round_display, table
 from fedmpdd.errors import ConfigError
-from fedmpdd.front.simulate import folder_of, run_config
+from fedmpdd.front.simulate import folder_of, plain, run_config
 from fedmpdd.imports import shown
 from fedmpdd.pages import words
 from fedmpdd.pages.builder import check_page
@@ -253,6 +254,7 @@ def _columns_of(row: runs.Trained) -> dict[str, Any]:
 
 def goals_of(target: float | None = None, budget: int | None = None) -> Goals:
     """Return the goals of a comparison."""
+    target, budget = plain(target), plain(budget)
     for name, value, example in (("target", target, "0.8"), ("budget", budget, "1_000_000 bytes")):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
             raise ConfigError(f"{name} = {shown(value)}: expected one number, like {example}")
@@ -261,8 +263,9 @@ def goals_of(target: float | None = None, budget: int | None = None) -> Goals:
 
 def _seeds(seeds: Any, first: Any) -> list[int]:
     """Which seeds to train with: so many from the first one on, or those that were given."""
+    seeds, first = seeds.tolist() if isinstance(seeds, np.ndarray | np.generic) else seeds, plain(first)
     is_count = isinstance(seeds, int) and not isinstance(seeds, bool)
-    chosen = list(range(seeds)) if is_count else list(seeds) if isinstance(seeds, Sequence) else []
+    chosen = list(range(seeds)) if is_count else list(map(plain, seeds)) if isinstance(seeds, Sequence) else []
     if not chosen or len(set(chosen)) < len(chosen) or not all(isinstance(one, int) for one in [first, *chosen]):
         raise ConfigError(f"seeds = {shown(seeds)}: expected how many, 1 or more, or a list of different whole numbers")
     return [first + number for number in chosen] if is_count else chosen

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.optim import Optimizer
@@ -192,6 +193,7 @@ def run_config(
             f"task = {shown(task)}: expected fm.Task(model=…, loss=…, clients=…, test=…), which holds model and data"
         )
     beside = {key: settings.pop(key) for key in list(settings) if key in CodecConfig.model_fields and key != "name"}
+    lr = plain(lr)
     unknown = [key for key in settings if key not in RunConfig.model_fields or key in _OF_TASK]
     for key in unknown:
         raise ConfigError(_unknown(key))
@@ -207,12 +209,17 @@ def run_config(
         "batch": batch,
         "server": rule,
         "local_optimiser": None if local_optimiser is None else object_named(local_optimiser),
-        "schedule": _schedule(schedule, rounds),
+        "schedule": _schedule(schedule, plain(rounds)),
         "codec": {**_codec_table(codec), **beside},
         **({} if step_size is None else {"lr": step_size}),
         **settings,
     }
-    return parse_config(values)
+    return parse_config({key: plain(value) for key, value in values.items()})
+
+
+def plain(value: Any) -> Any:
+    """Return a number of NumPy as one of Python, which a config can hold; and anything else as it is."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def folder_of(path: Any, name: str = "out") -> Path | None:

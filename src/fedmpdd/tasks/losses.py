@@ -91,12 +91,7 @@ class CrossEntropy(Loss):
                 f"cross-entropy came with targets of {targets.dtype}; expected whole numbers, the classes: for a "
                 "regression give its loss, such as torch.nn.functional.mse_loss"
             )
-        if outputs.ndim < 2 or outputs.shape[1] == 1:
-            raise ConfigError(
-                f"cross-entropy came with outputs of shape {list(outputs.shape)}, and over one class it is 0 whatever "
-                "the model says; give one output per class, or another loss such as "
-                "torch.nn.functional.binary_cross_entropy_with_logits"
-            )
+        check_outputs(outputs)
         if targets.dtype == torch.bool:
             raise ConfigError("cross-entropy came with targets of torch.bool; expected whole numbers: call .long()")
         if outputs.shape[:1] + outputs.shape[2:] != targets.shape:
@@ -113,6 +108,16 @@ class CrossEntropy(Loss):
                 f"the {what} have {there}, and the model has "
                 f"{outputs.shape[1]} outputs; expected classes from 0 to {outputs.shape[1] - 1}"
             )
+
+
+def check_outputs(outputs: Tensor) -> None:
+    """Raise ConfigError for outputs over which every cross-entropy is 0, that with probabilities as targets too."""
+    if outputs.ndim < 2 or outputs.shape[1] == 1:
+        raise ConfigError(
+            f"cross-entropy came with outputs of shape {list(outputs.shape)}, and over one class it is 0 whatever the "
+            "model says; give one output per class, or another loss such as "
+            "torch.nn.functional.binary_cross_entropy_with_logits"
+        )
 
 
 def as_loss(function: Any) -> Loss:

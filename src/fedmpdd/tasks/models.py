@@ -193,6 +193,9 @@ def flatten(module: nn.Module, what: str = "the model") -> tuple[FlatModel, Tens
     lazy = [name for name, value in module.named_parameters() if nn.parameter.is_lazy(value)]
     if lazy:
         raise ConfigError(f"{what} has {lazy[0]} without a shape, as lazy layers do; call it on an example once before")
+    empty = [name for name, value in module.named_parameters() if value.is_meta]
+    if empty:
+        raise ConfigError(f"{what} has {empty[0]} on the device meta, without numbers; make it on the CPU")
     parameters = [(name, value.detach()) for name, value in module.named_parameters() if value.requires_grad]
     if not parameters:
         raise ConfigError(f"{what} has no parameters with requires_grad=True; there is nothing to train")

@@ -303,6 +303,10 @@ def as_store(data: Any, columns: Columns | None = None) -> Store:
     if isinstance(data, Store):
         return data
     _check_columns(columns)
+    if type(data).__name__ == "DataFrame":
+        raise DataError(
+            'a DataFrame came; expected arrays: (frame[["height", "weight"]].to_numpy(), frame[["age"]].to_numpy())'
+        )
     if isinstance(data, TensorDataset):
         return TensorStore(tuple(_plain(part) for part in data.tensors))
     if isinstance(data, tuple):

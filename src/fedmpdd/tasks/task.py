@@ -22,7 +22,7 @@ from fedmpdd.imports import shown, words_and_line_of
 from fedmpdd.tasks import models
 from fedmpdd.tasks.batch_norm import BatchNorm, check_choice, layers_of
 from fedmpdd.tasks.data.partition import ExamplesByGroup, Partition, PartitionKind, make_partition
-from fedmpdd.tasks.losses import CrossEntropy, as_loss, inputs_and_targets, logits_of
+from fedmpdd.tasks.losses import CrossEntropy, as_loss, check_outputs, inputs_and_targets, logits_of
 from fedmpdd.tasks.metrics import Accuracy, Metric, as_metrics
 from fedmpdd.tasks.models import FlatModel
 from fedmpdd.tasks.objective import Objective
@@ -201,12 +201,12 @@ def partition(
         store,
         make_partition(
             _classes_for(kind, store),
-            clients,
+            int(clients),  # NumPy's whole numbers are no JSON
             kind=kind,
-            seed=seed,
-            classes_per_client=classes_per_client,
+            seed=int(seed),
+            classes_per_client=int(classes_per_client),
             alpha=alpha,
-            virtual_size=virtual_size,
+            virtual_size=int(virtual_size),
         ),
     )
 
@@ -260,6 +260,10 @@ def check_objective(objective: Objective, flat: Tensor, store: Store, *, has_gra
                 with torch.no_grad():
                     outputs = logits_of(asked.outputs(flat, *inputs))
                 CrossEntropy.check(outputs, targets, None if store.draws else store.classes())
+            if isinstance(objective.loss.function, nn.CrossEntropyLoss):  # with weights, or smoothed
+                *inputs, _ = inputs_and_targets(batch)
+                with torch.no_grad():
+                    check_outputs(logits_of(asked.outputs(flat, *inputs)))
             with no_broadcasting():
                 value = asked(flat.detach().requires_grad_(has_gradient), batch)
         except FedmpddError:

@@ -4,6 +4,7 @@ import secrets
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.optim import Optimizer
@@ -172,7 +173,7 @@ class Server:
 
 
 def _check_round(round_number: Any) -> None:
-    if not isinstance(round_number, int) or round_number < 0:
+    if not isinstance(round_number, int | np.integer) or round_number < 0:
         raise CodecError(f"round_number = {shown(round_number)}: expected the number of a round, from 0")
 
 
