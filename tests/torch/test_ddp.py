@@ -51,6 +51,7 @@ def train(name):
 results = {name: train(name) for name in HOOKS}
 with open(f"{outcome}-{rank}.json", "w") as file:
     json.dump(results, file)
+dist.barrier()  # else one may be gone while the other is still at its last exchange
 dist.destroy_process_group()
 """
 
