@@ -88,14 +88,7 @@ def bench_rounds(
     if _bench_device(device) == "cuda":
         rows = list(bench.run_on_gpu(seconds, tf32=tf32))
     else:
-        from benchmarks import engines
-
         rows = list(bench.run(batch, seconds))
-        for engine, outcome in engines.run(batch):
-            if isinstance(outcome, str):
-                messages.print(f"{engine}: {outcome}")
-            else:
-                rows.append(bench.Row(engine, "fedavg", 50, batch, outcome))
     if as_json:
         print_json({"rows": [row.as_dict() for row in rows]})
         return

@@ -1,10 +1,12 @@
 """One call from a model, images and codecs to what an attacker gets of them."""
 
 import io
+import shutil
 import tempfile
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,13 +40,12 @@ class AuditResult:
 
     Attributes:
         results: what `fedmpdd audit --json` prints: rows, codecs, and what needs no update.
-        folder: with the page, the pictures and every reconstruction.
+        folder: with the page, the pictures and every reconstruction; it goes with the result if none was named.
 
     """
 
     results: dict[str, Any]
     folder: Path
-    _kept: Any = field(default=None, repr=False)  # a folder that goes when nobody needs the result any more
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -181,6 +182,10 @@ def audit(
     """
     if isinstance(codecs, str | Codec):
         raise ConfigError(f"codecs = {codecs!r:.60}: expected a list of codecs, like [MPDD(m=400), 'qsgd:bits=4']")
+    if not codecs:
+        raise ConfigError(
+            'codecs is empty; expected some, like [MPDD(m=400)], or ["fedsgd"] for the whole gradient alone'
+        )
     if isinstance(attacks, str):
         raise ConfigError(f"attacks = {attacks!r}: expected a list of attacks, like [{attacks!r}]")
     for key in settings:
@@ -191,7 +196,7 @@ def audit(
     texts = [codec if isinstance(codec, str) else CodecConfig.of(codec).words for codec in codecs]
     asked = {
         "attacks": tuple(attacks),
-        "codecs": tuple(texts) or ("fedsgd",),
+        "codecs": tuple(texts),
         "images": max(1, min(ATTACKED, len(brought.images) // 2) // batch) if count is None else count,
         "rounds": seen_rounds,
         "labels": "known" if grants_labels else "found",
@@ -212,8 +217,14 @@ def audit(
     wanted = make_audit(config, asked)
     if out is not None:
         return audited(wanted, Path(out), progress=progress)
-    kept = tempfile.TemporaryDirectory(prefix="fedmpdd-audit-")
-    return audited(wanted, Path(kept.name), progress=progress, kept=kept)
+    folder = Path(tempfile.mkdtemp(prefix="fedmpdd-audit-"))
+    try:
+        result = audited(wanted, folder, progress=progress)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    weakref.finalize(result, shutil.rmtree, folder, ignore_errors=True)
+    return result
 
 
 def audited(
@@ -223,7 +234,6 @@ def audited(
     *,
     jobs: int = 1,
     progress: bool = True,
-    kept: Any = None,
 ) -> AuditResult:
     """Return the result of an audit in a folder, in which it goes on where it was stopped.
 
@@ -233,16 +243,15 @@ def audited(
         data_dir: where the datasets of this package are.
         jobs: attacks at a time, a process each.
         progress: whether to show on standard error how far it is.
-        kept: what must live as long as the result does.
 
     """
     check_plotly()
     with share_display("audit") if progress else nullcontext() as show:
         results = run_audit(wanted, folder, data_dir, show, jobs)
-    return AuditResult(results, folder, kept)
+    return AuditResult(results, folder)
 
 
 def _cells_of(row: dict[str, Any]) -> list[str]:
     linked = "–" if row["linkage"] is None else f"{row['linkage']:.0%}"
     scores = [f"{row['ssim']:.2f}", f"{row['control_ssim']:.2f}", f"{row['labels_found']:.0%}", linked]
-    return [shown_name(row["model"]), row["codec"], row["attack"], *scores, row["verdict"]]
+    return [shown_name(row["model"]), shown_name(row["codec"]), row["attack"], *scores, row["verdict"]]

@@ -178,14 +178,14 @@ def sections_of(audit: AuditRecord) -> list[Section]:
 
 
 def shown_name(text: str) -> str:
-    """Return what people call a model or images that a config names: an object by its name alone, a folder likewise."""
+    """Return what people call a model, codec or images that a config names: an object or a folder by its name alone."""
     folder = re.match(rf"{re.escape(IMAGE_FOLDER)}\('(.*?)'", text)
-    return folder[1] if folder else re.sub(rf"^{OBJECT}|(?<=\w)#\d+$", "", text)
+    return folder[1] if folder else re.sub(rf"^{OBJECT}([^#:]*)(#\d+)?", r"\1", text)
 
 
 def file_name(text: str) -> str:
-    """Return a text as audits name their files after it."""
-    return re.sub(r"[^a-z0-9]+", "-", text.lower())
+    """Return a text as audits name their files after it, whatever the number of an object in this process."""
+    return re.sub(r"[^a-z0-9]+", "-", shown_name(text).lower())
 
 
 def _problems_of(results: dict[str, Any]) -> Iterator[str]:

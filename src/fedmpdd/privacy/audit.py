@@ -27,7 +27,7 @@ from fedmpdd.documents import read_json, write_json
 from fedmpdd.errors import RunError
 from fedmpdd.imports import OBJECT
 from fedmpdd.pages.audits import CELLS as CELLS
-from fedmpdd.pages.audits import CONFIG, file_name
+from fedmpdd.pages.audits import CONFIG, file_name, shown_name
 from fedmpdd.pages.audits import RESULTS as RESULTS
 from fedmpdd.privacy.attack_results import make_result
 from fedmpdd.privacy.case import Case, make_case
@@ -52,6 +52,9 @@ def run_audit(
     """
     audits = audit.by_model()
     cases = [make_case(part, data_dir) for part in audits]  # before anything is written: they may refuse the config
+    for part, case in zip(audits, cases, strict=True):
+        for text in part.codec_texts():
+            case.codec(part, text).largest().revealed_bits(len(case.flat))  # it may be for larger models alone
     lock = _take(folder, audit)
     _check_same_images(folder, audits, cases)
     if jobs > 1:
@@ -105,7 +108,7 @@ def _check_same_images(folder: Path, audits: list[Audit], cases: list[Case]) -> 
         digests = case.fingerprints()
         if part.audit.run is not None:
             del digests["parameters"]
-        now[part.config.model] = digests
+        now[shown_name(part.config.model)] = digests
     before = read_json(path, f"delete {folder} and repeat the audit") if path.is_file() else {}
     if not isinstance(before, dict):
         raise RunError(f"{path} is damaged: expected a table; delete {folder} and repeat the audit")

@@ -34,7 +34,8 @@ from fedmpdd.tasks.data import DATASETS
 from fedmpdd.tasks.losses import CrossEntropy, Loss, as_loss, logits_of
 from fedmpdd.tasks.models import FlatModel
 from fedmpdd.tasks.objective import Objective
-from fedmpdd.tasks.task import make_own
+from fedmpdd.tasks.stores import TensorStore
+from fedmpdd.tasks.task import check_objective, make_own
 
 Float32 = NDArray[np.float32]
 
@@ -160,7 +161,7 @@ def _outputs_of(victim: Victim, flat: Tensor, images: Float32) -> Tensor:
             raise
         except Exception as error:  # somebody else's model
             raise ConfigError(
-                f"the model does not take images of {list(images.shape[1:])}: {words_of(error)}"
+                f"the model does not take images of shape {list(images.shape[1:])}: {words_of(error)}"
             ) from None
     return logits_of(outputs).reshape(len(images), -1)
 
@@ -202,6 +203,13 @@ def _try(case: Case, audit: Audit) -> None:
         raise ConfigError('audit.labels = "found" looks for classes of cross-entropy; with another loss they are known')
     images = torch.from_numpy(case.images[:1]).to(case.flat.device).requires_grad_()
     labels = one_hot(torch.from_numpy(case.labels[:1]).to(case.flat.device), victim.classes)
+    if case.victim.targets is not None or audit.config.dataset not in DATASETS:
+        objective = victim.objective or Objective(victim.model, CrossEntropy())
+        first = torch.from_numpy(case.labels[:1].reshape(-1))
+        targets = first if victim.targets is None else victim.targets.cpu()[first]
+        inputs = victim.inputs(torch.from_numpy(case.images[0]))
+        batch = (inputs.to(case.flat.device), targets.to(case.flat.device))
+        check_objective(objective, case.flat, TensorStore(batch))
     try:
         gradients = victim.gradients(case.flat, images, labels)
         slopes = torch.autograd.grad(gradients.square().sum(), images, allow_unused=True)[0]
@@ -210,9 +218,7 @@ def _try(case: Case, audit: Audit) -> None:
     except Exception as error:  # somebody else's model or loss
         raise ConfigError(f"the model or the loss cannot be attacked with these images: {words_of(error)}") from None
     if not bool(torch.isfinite(gradients).all()):
-        raise ConfigError(
-            "the gradient of the first private image holds NaN or infinity; look at the model and its loss"
-        )
+        raise ConfigError("the gradient of a private image holds NaN or infinity; look at the model and its loss")
     if slopes is None or not bool(slopes.any()):
         raise ConfigError("the gradient of the model does not depend on the image, as far as PyTorch can tell")
 

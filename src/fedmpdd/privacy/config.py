@@ -112,10 +112,27 @@ def make_audit(config: dict[str, Any], asked: dict[str, Any]) -> Audit:
         codec = audit.codec(text)
         if codec.source == "losses":
             raise ConfigError(f"audit.codecs: {text} sends losses, not gradients; there is no attack on those here yet")
-        other = files.setdefault(file_name(text), text)
-        if other is not text:
-            raise ConfigError(f"audit.codecs: {text} and {other} would share their files; leave one of them out")
+        if file_name(text) in files:
+            other = files[file_name(text)]
+            same = "is there twice" if other == text else f"and {other} would share their files"
+            raise ConfigError(f"audit.codecs: {text} {same}; leave one of them out")
+        files[file_name(text)] = text
+    _check_batch(audit)
     return audit
+
+
+def _check_batch(audit: Audit) -> None:
+    """Refuse attacks that are for batches of one."""
+    if audit.batch == 1:
+        return
+    for name in audit.audit.attacks:
+        if name == "idlg":
+            raise ConfigError(f"audit.attacks: idlg reads one label, and batches have {audit.batch} images; use dlg")
+        if name != "dlg" and audit.audit.labels == "found":
+            raise ConfigError(
+                f"audit.attacks: {name} tries every class, too many for batches of {audit.batch}; grant labels "
+                "(audit.labels=known), or use dlg, which optimises them"
+            )
 
 
 def read_audit_config(folder: Path, trust_imports: Trust) -> Audit:
@@ -128,9 +145,7 @@ def read_audit_config(folder: Path, trust_imports: Trust) -> Audit:
     """
     path = folder / CONFIG
     if not path.is_file():
-        raise RunError(
-            f"{folder} is not an audit: it has no {CONFIG}; start one with fedmpdd audit CONFIG --out {folder}"
-        )
+        raise RunError(f"{folder} is no audit: it has no {CONFIG}; begin one with fedmpdd audit CONFIG --out {folder}")
     document = read_json(path, "start the audit again in another folder")
     tables = (document.get("config"), document.get("audit")) if isinstance(document, dict) else (None, None)
     config, asked = tables

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmpdd.errors import ConfigError, DataError, MissingDependencyError
-from fedmpdd.imports import named_object, words_of
+from fedmpdd.imports import named_object, shown, words_of
 from fedmpdd.pages.audits import IMAGE_FOLDER
 from fedmpdd.privacy.priors import PublicImages
 from fedmpdd.simulation.config import RunConfig
@@ -178,7 +178,7 @@ def read_folder(path: Path, size: int | Sequence[int] | None = None) -> tuple[An
         if picture.shape != pictures[0].shape:
             sides = " and ".join(" × ".join(map(str, each.shape[1:])) for each in (pictures[0], picture))
             raise DataError(
-                f"pictures of {sides} came ({files[0][1].name} and {file.name}); give one size, like size=32"
+                f"pictures of {sides} came ({files[0][1].name} and {file.name}); give one size for all, like size=32"
             )
     return np.stack(pictures), np.array([number for number, _ in files]) if by_class else None
 
@@ -220,11 +220,13 @@ def _arrays(data: Any, size: int | Sequence[int] | None) -> tuple[Float32, Tenso
         some = _some(len(data))
         labels = None if labels is None else labels[some]
         images = data[torch.from_numpy(some)]
+        if not images.is_floating_point() and images.dtype != torch.uint8:
+            raise DataError(f"pixels of {images.dtype} came; expected bytes (uint8), or floats as the model takes them")
         images = images.float() / 255 if images.dtype == torch.uint8 else images.float()
     else:
         store = as_store(data)
         images, labels = _parts_of(store.gather(torch.from_numpy(_some(len(store)))))
-    return _checked(images.detach().cpu()), None if labels is None else torch.as_tensor(labels).cpu()
+    return _checked(images), None if labels is None else torch.as_tensor(labels).cpu()
 
 
 def _some(count: int) -> NDArray[np.int64]:
@@ -243,14 +245,17 @@ def _parts_of(batch: Batch) -> tuple[Tensor, Any]:
     return batch[0], batch[-1] if len(batch) > 1 else None
 
 
-def _checked(images: Tensor) -> Float32:
+def _checked(images: Any) -> Float32:
+    if not isinstance(images, Tensor):
+        raise DataError(
+            f"images of type {type(images).__name__} came; expected arrays or tensors of them, or a dataset"
+        )
+    images = images.detach().cpu().float()
     if images.ndim == 3:
         images = images[:, None]
     shape = list(images.shape)
     if images.ndim != 4:
-        raise DataError(
-            f"images of shape {shape} came; expected [images, channels, height, width], or without channels"
-        )
+        raise DataError(f"images of shape {shape} came; expected [images, channels, height, width]")
     if shape[3] in (1, 3, 4) and shape[1] not in (1, 3, 4):
         raise DataError(
             f"images of shape {shape} came; expected [images, channels, height, width]: images.transpose(0, 3, 1, 2)"
@@ -264,13 +269,16 @@ def _checked(images: Tensor) -> Float32:
     if bool(bad.any()):
         first = int(bad.int().argmax())
         raise DataError(
-            f"{int(bad.sum())} of {shape[0]} images hold NaN or infinity, first image {first}; leave them out"
+            f"{int(bad.sum())} of {shape[0]} images hold NaN or infinity, first of all image {first}; leave them out"
         )
     return np.ascontiguousarray(images.numpy())
 
 
 def _labels(labels: Any, count: int) -> Tensor:
-    given = torch.as_tensor(np.asarray(labels) if not isinstance(labels, Tensor) else labels)
+    array = labels if isinstance(labels, Tensor) else np.asarray(labels)
+    if isinstance(array, np.ndarray) and array.dtype.kind not in "biuf":
+        raise DataError(f"labels such as {shown(labels)} came; expected classes from 0 on, or numbers for a loss")
+    given = torch.as_tensor(array)
     if given.ndim == 0 or len(given) != count:
         raise DataError(f"labels of shape {list(given.shape)} came for {count} images; expected one each")
     return given.cpu()

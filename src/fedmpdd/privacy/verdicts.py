@@ -62,7 +62,7 @@ def _beyond(ssim: Sequence[float], class_mean: Sequence[float]) -> bool:
 
 def _gain(ssim: float, class_mean: float) -> float:
     """By how much an image is better than it must be to count; where classes look alike, half of what is left to 1."""
-    return ssim - class_mean - min(BEYOND, (1 - class_mean) / 2)
+    return ssim - class_mean - max(min(BEYOND, (1 - class_mean) / 2), 1e-6)
 
 
 def strongest(verdicts: Sequence[str], stuck: Sequence[bool]) -> str:
