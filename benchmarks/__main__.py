@@ -88,14 +88,7 @@ def bench_rounds(
     if _bench_device(device) == "cuda":
         rows = list(bench.run_on_gpu(seconds, tf32=tf32))
     else:
-        from benchmarks import engines
-
         rows = list(bench.run(batch, seconds))
-        for engine, outcome in engines.run(batch):
-            if isinstance(outcome, str):
-                messages.print(f"{engine}: {outcome}")
-            else:
-                rows.append(bench.Row(engine, "fedavg", 50, batch, outcome))
     if as_json:
         print_json({"rows": [row.as_dict() for row in rows]})
         return
@@ -162,7 +155,14 @@ def bench_tasks(
 
     chosen = [name.strip() for name in tasks.split(",") if name.strip()]
     columns = {"task": "left", "program": "left", "lines": "right", "rounds/s": "right", "of ours": "right"}
-    columns |= {"seconds": "right", "loss": "right", "score": "right", "update": "right", "check": "right"}
+    columns |= {
+        "core ms": "right",
+        "seconds": "right",
+        "loss": "right",
+        "score": "right",
+        "update": "right",
+        "check": "right",
+    }
     result, rows = table("one training each in turns, medians", columns), []
 
     def say(line: str) -> None:
@@ -175,7 +175,8 @@ def bench_tasks(
             say(f"{row.task}, {name}: left out, {row.reason}")
             result.add_row(row.task, name, lines)
             continue
-        numbers = (f"{median(row.rounds_per_s):.1f}", f"{median(row.ratios):.2f}", f"{median(row.seconds):.1f}")
+        cores = f"{median(row.core_ms):.0f}" if row.core_ms else ""
+        numbers = (f"{median(row.rounds_per_s):.1f}", f"{median(row.ratios):.2f}", cores, f"{median(row.seconds):.1f}")
         update = "" if row.update_bytes is None else f"{row.update_bytes:,.0f} B"
         check = "" if row.difference is None else f"{row.difference:.0e}"
         result.add_row(row.task, name, lines, *numbers, f"{row.loss:.4f}", f"{row.score:.3f}", update, check)

@@ -95,10 +95,15 @@ def test_vectors_quoted_in_the_spec_are_in_the_file() -> None:
         assert result[0].tolist() == answer
 
 
-def test_readme_code_runs_as_it_stands() -> None:
+def test_readme_code_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
+    front: dict[str, Any] = {}
+    exec(blocks.pop(0), front)
+    assert front["history"].last.loss < 0.6 * front["history"].rounds[0].loss
+    assert (tmp_path / "page.html").is_file()
     names: dict[str, Any] = {}
     exec(blocks[0], names)
     assert len(names["frame"]) == 90
@@ -118,6 +123,18 @@ def test_the_loop_of_the_page_on_loops_runs_as_it_stands() -> None:
     names: dict[str, Any] = {}
     exec(re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)[0], names)
     assert len(names["frame"]) == 45
+
+
+def test_the_page_on_tasks_of_ones_own_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs" / "own-task.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {"__name__": "own_task"}
+    for block in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
+        exec(block, names)
+    assert len(names["history"]) == 15
+    assert sum(len(names["speakers"].partition.examples_of(client)) for client in range(7)) == 1000
+    assert {row.codec for row in names["result"].rows} == {"fedsgd", "qsgd:bits=4", "mpdd:m=200:bits=1:family=hadamard"}
+    assert (tmp_path / "page.html").stat().st_size > 10_000
 
 
 def test_links_between_documents_lead_somewhere() -> None:

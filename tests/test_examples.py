@@ -1,5 +1,6 @@
 """Every example runs as it stands, and does what it says."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,25 @@ def test_a_loop_of_ones_own() -> None:
     output = output_of("examples/own_loop.py")
     assert "45 bytes from each client" in output
     assert losses_in(output)[-1] < 0.5 * losses_in(output)[0]
+
+
+def test_the_federated_loop_has_at_most_ten_lines() -> None:
+    """From the client to the server's step: what somebody adds to a model and data that are there."""
+    text = (EXAMPLES / "own_loop.py").read_text(encoding="utf-8")
+    begin, end = text.index("codec = "), text.index("    if round_number")
+    lines = [line for line in text[begin:end].splitlines() if line.strip()]
+    assert "fm.torch.Client(" in text[begin:end]
+    assert lines[-1].strip() == "server.step(frames)"
+    assert len(lines) == 10
+
+
+def test_a_regression_of_ones_own() -> None:
+    whole, scalars = output_of("examples/regression.py").splitlines()
+    assert "8,460 bytes an update" in whole  # the frozen layer's 320 parameters are not sent
+    assert "45 bytes an update" in scalars
+    for line in (whole, scalars):
+        early, late = (float(number) for number in re.findall(r"(\d\.\d\d)", line))
+        assert late < 0.8 * early
 
 
 def test_a_codec_of_ones_own() -> None:

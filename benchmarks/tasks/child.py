@@ -26,6 +26,8 @@ def main() -> None:
     task, name = f"benchmarks.tasks.{asked['task']}", asked["program"]
     program = importlib.import_module(f"{task}.{name}")
     problem = importlib.import_module(f"{task}.problem")
+    if asked["poll_s"]:
+        _have_flower_ask(asked["poll_s"])
     stamps = stamp(*_server_of(name))
     start = time.perf_counter()
     result = program.train(rounds=asked["rounds"], per_round=asked["per_round"], **asked["options"])
@@ -54,15 +56,15 @@ def flat_parameters(model: nn.Module) -> Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).double()
 
 
-def stamp(owner: type, method: str) -> list[float]:
-    """Have every call of a method leave the time of its end in a list, and return the list."""
-    stamps: list[float] = []
+def stamp(owner: type, method: str) -> list[tuple[float, float]]:
+    """Have every call of a method leave its end in a list: seconds on the clock, and of this process on all cores."""
+    stamps: list[tuple[float, float]] = []
     original: Callable[..., Any] = getattr(owner, method)
 
     @functools.wraps(original)
     def timed(*arguments: Any, **options: Any) -> Any:
         result = original(*arguments, **options)
-        stamps.append(time.perf_counter())
+        stamps.append((time.perf_counter(), time.process_time()))
         return result
 
     setattr(owner, method, timed)
@@ -82,6 +84,18 @@ def _server_of(program: str) -> tuple[type, str]:
     from pfl.model.pytorch import PyTorchModel
 
     return PyTorchModel, "apply_model_update"
+
+
+def _have_flower_ask(seconds: float) -> None:
+    """Have Flower's simulation ask for replies so often, which no setting of a simulation says."""
+    from flwr.superlink.grid import InMemoryGrid
+
+    make = InMemoryGrid.__init__
+
+    def make_eager(self: InMemoryGrid, *arguments: Any, **options: Any) -> None:
+        make(self, *arguments, **options | {"pull_interval": seconds})
+
+    InMemoryGrid.__init__ = make_eager  # type: ignore[method-assign]
 
 
 def _flower_bytes(model: nn.Module) -> int:

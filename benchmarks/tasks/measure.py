@@ -12,7 +12,7 @@ import platform
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -56,6 +56,12 @@ class Implementation:
     is_small: bool = False  # whether its updates are made by the task's small codec, ours alone
     threads: int = 0  # of PyTorch; 0 is its default, one for each core
     processes: int = 1
+    poll_s: float = 0.0  # seconds between two questions of Flower's server for replies; 0 is its default, 0.1
+
+    @property
+    def is_one_process(self) -> bool:
+        """Whether the process that trains does all the work."""
+        return self.processes == 1 and "ray" not in self.needs
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -67,6 +73,7 @@ IMPLEMENTATIONS = (
     Implementation("fedmpdd, FedSGD", "with_fedmpdd"),
     Implementation("fedmpdd, FedMPDD", "with_fedmpdd", is_small=True),
     Implementation("Flower", "with_flower", ("flwr", "ray")),
+    Implementation("Flower, polls of 5 ms", "with_flower", ("flwr", "ray"), poll_s=0.005),
     Implementation("pfl-research", "with_pfl", ("pfl",), threads=1),
     Implementation("pfl-research, 2 processes", "with_pfl", ("pfl",), threads=1, processes=2),
 )
@@ -84,6 +91,7 @@ class Row:
     reason: str | None = None  # why nothing was measured
     rounds_per_s: list[float] = field(default_factory=list)  # of each repetition
     ratios: list[float] = field(default_factory=list)  # to ours in the same repetition
+    core_ms: list[float] = field(default_factory=list)  # of a round on all cores, where one process does all the work
     seconds: list[float] = field(default_factory=list)  # of the whole call, with what starts and stops
     loss: float | None = None
     score: float | None = None
@@ -97,6 +105,7 @@ class Row:
             for name, values in (
                 ("median_rounds_per_s", self.rounds_per_s),
                 ("median_ratio", self.ratios),
+                ("median_core_ms", self.core_ms),
                 ("median_seconds", self.seconds),
             )
         }
@@ -148,6 +157,7 @@ def train(task: str, one: Implementation, rounds: int, per_round: int, *, keep_m
         "per_round": per_round,
         "options": {"codec": SMALL_CODECS[task]} if one.is_small else {},
         "threads": one.threads,
+        "poll_s": one.poll_s,
         "keep_model": keep_model,
     }
     command = [sys.executable, "-m", "benchmarks.tasks.child", json.dumps(asked)]
@@ -183,10 +193,10 @@ def train(task: str, one: Implementation, rounds: int, per_round: int, *, keep_m
     return result
 
 
-def rounds_per_second(stamps: list[float]) -> float:
-    """Return how many rounds fit a second, by the median round after the first few."""
+def median_round(stamps: Sequence[float]) -> float:
+    """Return the seconds of the median round after the first few."""
     kept = stamps[min(WARM_UP, len(stamps) - 2) :]
-    return 1 / median(later - earlier for earlier, later in pairwise(kept))
+    return median(later - earlier for earlier, later in pairwise(kept))
 
 
 def _row(task: str, one: Implementation) -> Row:
@@ -230,7 +240,10 @@ def _measure(
     except RuntimeError as error:
         row.reason = f"failed: {error}"
         return
-    row.rounds_per_s.append(rounds_per_second(result["stamps"]))
+    clock, cores = zip(*result["stamps"], strict=True)
+    row.rounds_per_s.append(1 / median_round(clock))
+    if one.is_one_process:
+        row.core_ms.append(1e3 * median_round(cores))
     row.seconds.append(result["seconds"])
     row.loss, row.score, row.update_bytes = result["loss"], result["score"], result.get("update_bytes")
     ours = rows[OURS].rounds_per_s if OURS in rows else []

@@ -115,16 +115,14 @@ def complete(
         check_same_run(folder, read_config(folder), config, free=("device",))
         return
     stop = fm.callbacks.StopWhen(reason_of)
-    why = None
     try:
         history = train_in(folder, config, workspace, [shown(name, config.rounds, on_round), stop, PauseWhen(stopped)])
     except (GradientError, CodecError) as error:  # the step size was too large, and nothing is left to encode
-        why = str(error)
+        stop.reason = str(error)
     else:
-        why = stop.reason
-        if why is None and history.last.rounds < config.rounds:
+        if stop.reason is None and history.last.rounds < config.rounds:
             raise StoppedError(name)
-    write_text(folder / DONE, why or "")
+    write_text(folder / DONE, stop.reason or "")
 
 
 def shown(name: str, rounds: int, on_round: OnRound | None) -> Callback:
@@ -142,10 +140,7 @@ def read_training(folder: Path) -> History:
 
 def train_in(folder: Path, config: RunConfig, workspace: Workspace, callbacks: Sequence[Callback]) -> History:
     """Go on with a run folder, or make it."""
-    if (folder / CONFIG).is_file():
-        config = config.model_copy(update={"device": read_config(folder).device})  # as it began
-    else:
-        folder.parent.mkdir(parents=True, exist_ok=True)
+    if not (folder / CONFIG).is_file():  # one that is there goes on with the device that it began with
         config = config.model_copy(update={"device": workspace.device})
     return fm.train(config, out=folder, data_dir=workspace.data_dir, callbacks=callbacks, progress=False)
 

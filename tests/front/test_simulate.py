@@ -284,3 +284,84 @@ def test_wrong_settings_are_refused_in_a_line(settings: Any, message: str) -> No
         simulate(regression(), settings.pop("codec", CODEC), **{**SETTINGS, **settings})
     assert isinstance(caught.value, FedmpddError)
     assert "\n" not in str(caught.value)
+
+
+class Choosing(nn.Module):
+    """A model that looks at its numbers, which no vectorised call can follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.layer = nn.Linear(FEATURES, 1)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.layer(inputs)
+        return outputs if float(outputs.detach().sum()) > 0 else -outputs
+
+
+class Recurrent(nn.Module):
+    """A model with a layer that PyTorch vectorises by a loop of its own, and warns of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.memory, self.out = nn.LSTM(1, 4, batch_first=True), nn.Linear(4, 1)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.out(self.memory(inputs[..., None])[0][:, -1])
+        return outputs
+
+
+@pytest.mark.parametrize("make", [Choosing, Recurrent])
+def test_models_that_cannot_be_vectorised_go_client_by_client(make: Any) -> None:
+    chosen, looped = (simulate(regression(make()), "mpdd:m=4", **SETTINGS, gradients=how) for how in ("auto", "loop"))
+    assert (parameters(chosen) == parameters(looped)).all()
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_layers_are_left_where_they_do_not_do(frozen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU "auto" begins with layers: with targets per pixel, or a frozen layer, it goes on without them."""
+    from fedmpdd.simulation.config import RunConfig
+
+    model = nn.Sequential(nn.Conv2d(1, 3, 1), nn.Tanh(), nn.Conv2d(3, 2, 1))
+    images = torch.randn(32, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    masks = (images[:, 0] > 0).long()
+    if frozen:
+        model, masks = nn.Sequential(*model, nn.Flatten(), nn.Linear(32, 2)), masks[:, 0, 0]
+        model[0].requires_grad_(False)
+    task = Task(model, partition((images, masks), 4), (images, masks))
+    expected = simulate(task, "mpdd:m=4", **SETTINGS)
+    monkeypatch.setattr(RunConfig, "gradient_method", "layers")
+    assert (parameters(simulate(task, "mpdd:m=4", **SETTINGS)) == parameters(expected)).all()
+
+
+def test_targets_that_are_left_out_count_in_no_loss_and_no_accuracy() -> None:
+    tokens = torch.arange(40).repeat(4)[: 16 * 9].view(16, 9) % 10
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    padded = torch.cat([targets, torch.full((16, 8), -100)], dim=1)
+    longer = torch.cat([inputs, torch.zeros(16, 8, dtype=torch.long)], dim=1)
+    model = nn.Sequential(nn.Embedding(10, 6), nn.Linear(6, 10), Swapped())
+    settings = {**SETTINGS, "per_round": 4, "batch": 4, "rounds": 9}
+    histories = [
+        simulate(Task(model, partition(data, 4), data), fm.FedSGD(), **settings, lr=1.0)
+        for data in ((inputs, targets), (longer, padded))
+    ]
+    for short, long in zip(*(history.evaluations for history in histories), strict=True):
+        assert short.loss_of_test == pytest.approx(long.loss_of_test, rel=1e-4)
+        assert short.accuracy == long.accuracy
+
+
+def test_accuracy_is_a_word_beside_metrics_of_ones_own() -> None:
+    def error(outputs: Tensor, targets: Tensor) -> float:
+        return float((outputs.argmax(dim=1) != targets).float().mean())
+
+    task = Task(
+        network(2), partition(class_data(), 4), class_data(32), metrics={"error": error, "accuracy": "accuracy"}
+    )
+    tested = simulate(task, CODEC, **SETTINGS).evaluations[-1].metrics
+    assert (tested["error"] or 0.0) + (tested["accuracy"] or 0.0) == pytest.approx(1)
+
+
+def test_a_folder_is_read_by_its_history(tmp_path: Path) -> None:
+    history = simulate(regression(metrics={"r2": r2}), CODEC, **SETTINGS, out=tmp_path / "run")
+    assert History.read(str(tmp_path / "run")).as_rows() == history.as_rows()

@@ -126,3 +126,12 @@ def test_a_round_that_is_there_twice_is_noticed_by_every_reader(tmp_path: Path) 
     path.write_text("".join([*lines[:3], lines[2], *lines[4:]]))
     with pytest.raises(RunError, match="line 4 is damaged: round = 2, expected 3"):
         list(read_metrics(folder))
+
+
+def test_a_history_is_one_line_where_it_is_printed() -> None:
+    assert repr(history_of({2: 0.5}, rounds=3)) == "<History: 3 rounds, accuracy 50.0%, uplink 300 B>"
+    assert repr(History()) == "<History: 0 rounds, uplink 0 B>"
+    measured = History.of(rows({}, 2, metrics={"mae": 0.25}, test_loss=0.5), score="-mae")
+    assert repr(measured) == "<History: 2 rounds, mae 0.25, uplink 200 B>"
+    lost = History.of(rows({}, 1, loss=None))
+    assert repr(lost) == "<History: 1 rounds, uplink 100 B, diverged>"

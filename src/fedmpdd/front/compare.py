@@ -132,7 +132,9 @@ class Comparison:
 
     def __repr__(self) -> str:
         text = io.StringIO()
-        console = Console(file=text, width=REPR_WIDTH, highlight=False, markup=False)
+        # Plain in a notebook too, where rich would write HTML beside it, and codes of colours into the text.
+        plain: dict[str, Any] = {"force_jupyter": False, "force_terminal": False, "color_system": None}
+        console = Console(file=text, width=REPR_WIDTH, highlight=False, markup=False, **plain)
         console.print(self.table())
         for note in self.notes():
             console.print(note, soft_wrap=True)

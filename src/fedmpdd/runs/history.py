@@ -11,6 +11,7 @@ from statistics import mean, stdev
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
+from fedmpdd.display import readable_bytes, readable_score
 from fedmpdd.documents import Expected, is_count, is_number, parse_json, problem_in, read_json
 from fedmpdd.errors import ConfigError, DocumentError, MissingDependencyError, RunError
 from fedmpdd.imports import Trust, check_trust, import_paths, shown
@@ -55,7 +56,7 @@ class Round(NamedTuple):
 START = Round(0, None, None, 0, 0)
 
 
-@dataclass
+@dataclass(repr=False)
 class History:
     """What one run did, round by round; a run that goes on adds to it."""
 
@@ -120,6 +121,13 @@ class History:
 
     def __len__(self) -> int:
         return len(self.rounds)
+
+    def __repr__(self) -> str:
+        """Sum up in one line, for a notebook; `to_frame` has the rounds."""
+        name, last = self.score.removeprefix("-"), self.last
+        score = f", {name} {readable_score(self.final_accuracy, name)}" if self.evaluations else ""
+        diverged = ", diverged" if self.diverged else ""
+        return f"<History: {last.rounds:,} rounds{score}, uplink {readable_bytes(last.uplink_bytes)}{diverged}>"
 
     @property
     def last(self) -> Round:

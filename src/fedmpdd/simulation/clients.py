@@ -1,6 +1,7 @@
 """What clients do before encoding: local gradients, or the model difference after several local steps."""
 
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple, cast
@@ -172,7 +173,10 @@ class ClientStep:
         """Return what the gradients of some clients raise, taken by the method that is chosen."""
         gradients, statistics = torch.empty((2, self._d), device=self._device), self._empty_statistics(2)
         try:
-            self._workers.map(lambda model, one: self._gradients(model, flat, one, gradients, statistics), [rows])
+            with warnings.catch_warnings():
+                if self._config.gradients == "auto":  # PyTorch vectorises some layers by a slow loop, and says so
+                    warnings.filterwarnings("error", message="There is a performance drop")
+                self._workers.map(lambda model, one: self._gradients(model, flat, one, gradients, statistics), [rows])
         except FedmpddError:
             raise
         except Exception as error:  # somebody else's model

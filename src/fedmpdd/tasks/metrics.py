@@ -95,6 +95,8 @@ def as_metric(name: str, function: Any) -> Metric:
     """Return a metric as the engine calls it."""
     if isinstance(function, Metric):
         return function
+    if isinstance(function, str) and function == "accuracy":
+        return Accuracy()
     if all(callable(getattr(function, method, None)) for method in ("reset", "update", "compute")):
         return Updated(function)
     if not callable(function):

@@ -52,9 +52,10 @@ class Task:
             called `model`. Cross-entropy by default.
         clients: what `partition` returns, or a list with one dataset per client.
         test: test examples, in any form that `partition` takes.
-        metrics: functions (outputs, targets) -> number or (model, batch) -> number, or objects of torchmetrics, by
-            name. The first one is what targets and tables go by. A name that begins with a minus says that lower is
-            better. Accuracy by default where the loss is cross-entropy, else none: then it goes by the test loss.
+        metrics: functions (outputs, targets) -> number or (model, batch) -> number, objects of torchmetrics, or the
+            word "accuracy", by name. The first one is what targets and tables go by. A name that begins with a minus
+            says that lower is better. Accuracy by default where the loss is cross-entropy, else none: then it goes by
+            the test loss.
         columns: which columns are inputs and target, where examples are dicts: ("image", "label").
         batch_norm: "averaged" or "local", for models that have batch norm: see docs/own-task.md.
 
