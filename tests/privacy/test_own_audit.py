@@ -28,7 +28,7 @@ import fedmpdd as fm
 @dataclass(frozen=True)
 class Mine(fm.MPDD):
     m: int = 12
-    name = "mine"
+    name = "mine-in-a-file"
     code = 0
 """
 DATA = """
@@ -53,7 +53,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         Image.fromarray((picture[0] * 255).round().astype("uint8")).save(place)
     monkeypatch.chdir(tmp_path)
     yield tmp_path
-    CODECS.pop("mine", None)  # which the next test has in another file
+    CODECS.pop("mine-in-a-file", None)  # which the next test has in another file
 
 
 def fedmpdd(*arguments: str) -> int:
