@@ -53,6 +53,14 @@ def test_a_codec_of_ones_own() -> None:
     assert losses_in(window)[0] < 1.3 * losses_in(whole)[0]
 
 
+def test_an_audit_of_ones_own(tmp_path: Path) -> None:
+    output = output_of("examples/own_audit.py", str(tmp_path / "page.html"))
+    verdicts = dict(line.rsplit(": ", 1) for line in output.splitlines()[-5:-1])
+    assert verdicts["fedsgd"] == verdicts["mpdd:m=100"] == "reconstructed"
+    assert verdicts["mpdd:m=100:clip=1:noise_multiplier=1.0"] == "nothing beyond the class mean"
+    assert (tmp_path / "page.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
 def bytes_in(line: str) -> int:
     return int(line.split("with ")[1].split()[0].replace(",", ""))
 

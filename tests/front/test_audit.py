@@ -52,7 +52,7 @@ def audited(model: Any = None, images: Any = PICTURES, codecs: Any = ("mpdd:m=60
 class MyCodec(fm.MPDD):
     """A codec of somebody's own."""
 
-    name: ClassVar[str] = "mine"
+    name: ClassVar[str] = "mine-of-an-audit"
     code: ClassVar[int] = 0
     m: int = 30
 

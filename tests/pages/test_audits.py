@@ -5,7 +5,7 @@ import pytest
 
 from fedmpdd.errors import RunError
 from fedmpdd.pages import builder
-from fedmpdd.pages.audits import Section, context_of, read_audit, sections_of
+from fedmpdd.pages.audits import IMAGE_FOLDER, Section, context_of, read_audit, sections_of, shown_name
 from tests.report.fixtures import audit_row, grey_png, make_audit
 
 
@@ -56,6 +56,33 @@ def test_the_row_that_is_shown_is_one_with_the_verdict_of_the_codec(tmp_path: Pa
     rows = [audit_row("topk:k=4", "dlg", "inconclusive", 0.9), audit_row("topk:k=4", "adaptive", "partly", 0.6)]
     shown = section(make_audit(tmp_path / "a", rows))
     assert shown.strongest(shown.codecs[0])["attack"] == "adaptive"
+
+
+def test_an_audit_of_before_linkage_counted_is_judged_with_it(tmp_path: Path) -> None:
+    nothing = "nothing beyond the class mean"
+    rows = [audit_row("mpdd:m=4", "dlg", nothing, 0.2, linkage=1.0), audit_row("mpdd:m=5", "dlg", nothing, 0.2)]
+    folder = make_audit(tmp_path / "a", rows)
+    shown = section(folder)
+    assert [codec["verdict"] for codec in shown.codecs] == ["linked", nothing]
+    assert (
+        page_of(folder).count('badge middling">linked') == 3
+    )  # of the codec, and of the attack in the picture and in the table
+    assert shown.rows[0]["sentence"].startswith("mpdd:m=4: dlg recovers no image, but the update tells which")
+
+
+@pytest.mark.parametrize(
+    ("named", "shown"),
+    [
+        ("mnist", "mnist"),
+        ("mydata.py:load(size=3)", "mydata.py:load(size=3)"),
+        ("object:Net", "Net"),
+        ("object:Net#12", "Net"),
+        ("object:Mine#2:m=3", "Mine:m=3"),
+        (f"{IMAGE_FOLDER}('../photos', size=32)", "../photos"),
+    ],
+)
+def test_what_people_call_it(named: str, shown: str) -> None:
+    assert shown_name(named) == shown
 
 
 def test_curves_are_drawn_where_an_audit_kept_them(tmp_path: Path) -> None:

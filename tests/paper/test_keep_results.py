@@ -1,12 +1,16 @@
 """What the tool that keeps results does with a table that was measured in parts."""
 
 import importlib.util
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fedmpdd.documents import write_json
+from fedmpdd.pages.verdicts import NOTHING
 from fedmpdd_paper.tables import load_table
+from tests.report.fixtures import audit_row
 
 TOOL = Path(__file__).parents[2] / "tools" / "keep_results.py"
 TABLE = load_table("mnist-iid-logistic")
@@ -20,6 +24,34 @@ def tool() -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def test_kept_attacks_are_judged_by_their_linkage_again(tool: Any, tmp_path: Path) -> None:
+    rows = [
+        audit_row("fedsgd", "dlg", "reconstructed", 0.9, linkage=1.0),
+        audit_row("mpdd:m=4", "dlg", "nothing beyond the class mean", 0.2, linkage=1.0, ssim_each=[0.2] * 8),
+        audit_row("mpdd:m=5", "dlg", "nothing beyond the class mean", 0.2, linkage=0.125, ssim_each=[0.2] * 8),
+    ]
+    codecs = [{"model": row["model"], "codec": row["codec"], "verdict": row["verdict"]} for row in rows]
+    before = {"rows": rows, "codecs": codecs, "config": {}}
+    (tmp_path / "a").mkdir()
+    write_json(tmp_path / "a" / "audit.json", before)
+    write_json(tmp_path / "other.json", {"rows": [{"verdict": "holds"}]})
+    tool.judge_again(tmp_path)
+    after = json.loads((tmp_path / "a" / "audit.json").read_text())
+    assert [codec["verdict"] for codec in after["codecs"]] == ["reconstructed", "linked", NOTHING]
+    for old, new in zip(rows, after["rows"], strict=True):
+        told = ("verdict", "sentence")
+        assert {key: old[key] for key in old if key not in told} == {key: new[key] for key in new if key not in told}
+    assert json.loads((tmp_path / "other.json").read_text()) == {"rows": [{"verdict": "holds"}]}
+
+
+def test_no_kept_attack_has_a_green_word_beside_full_linkage(tool: Any) -> None:
+    for path in tool.DOCS.rglob("*.json"):
+        document = json.loads(path.read_text(encoding="utf-8"))
+        for row in document.get("rows", []) if isinstance(document, dict) else []:
+            if (row.get("linkage") or 0) >= 0.5:
+                assert row["verdict"] not in (NOTHING, "inconclusive"), (path, row["codec"])
 
 
 def results(value: int, *places: int, target: float = 0.6) -> dict[str, Any]:

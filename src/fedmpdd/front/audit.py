@@ -58,7 +58,9 @@ class AuditResult:
         """The verdict on every codec: of all attacks the one that got furthest, or "linked"."""
         several = len({codec["model"] for codec in self.results["codecs"]}) > 1
         return {
-            f"{shown_name(codec['model'])}, {codec['codec']}" if several else codec["codec"]: codec["verdict"]
+            f"{shown_name(codec['model'])}, {shown_name(codec['codec'])}"
+            if several
+            else shown_name(codec["codec"]): codec["verdict"]
             for codec in self.results["codecs"]
         }
 
@@ -71,7 +73,7 @@ class AuditResult:
         """
         left_out = ("history", "ssim_each", "sentence")
         rows = [{key: value for key, value in row.items() if key not in left_out} for row in self.rows]
-        return frame_of([{**row, "model": shown_name(row["model"])} for row in rows])
+        return frame_of([{**row, **{key: shown_name(row[key]) for key in ("model", "codec")}} for row in rows])
 
     def report(self, path: str | Path) -> Path:
         """Write the page: reconstructions beside the private images, verdicts and numbers. It loads nothing.
