@@ -16,7 +16,6 @@ from rich.text import Text
 __all__ = [
     "Rounds",
     "Sheet",
-    "broken",
     "download_progress",
     "messages",
     "readable_bytes",
@@ -24,6 +23,7 @@ __all__ = [
     "round_display",
     "share_display",
     "table",
+    "wrap_name",
 ]
 
 messages = Console(stderr=True, highlight=False, markup=False)
@@ -124,7 +124,7 @@ def download_progress() -> Callable[[str, int, int | None], None]:
     return show
 
 
-def broken(name: str, width: int) -> str:
+def wrap_name(name: str, width: int) -> str:
     """Return a name of a codec in lines that are so long, where that is possible; they end after colons and commas."""
     lines = [""]
     for piece in re.findall(r"[^:,]+[:,]?|[:,]", name):
@@ -192,7 +192,7 @@ class Sheet:
             result.add_column(heading, justify="right" if is_number else "left", no_wrap=is_number, overflow="fold")
         has_one = list(self._columns.values()).count("left") == 1
         for name, *cells in self._rows:
-            result.add_row(broken(name, left - 2) if has_one else name, *cells)
+            result.add_row(wrap_name(name, left - 2) if has_one else name, *cells)
         return result
 
     def _below(self, cells: list[str], width: int) -> str:

@@ -177,14 +177,14 @@ def words_and_line_of(error: BaseException) -> str:
     return f"{words_of(error)}{where}"
 
 
-def shown(value: Any) -> str:
+def quote(value: Any) -> str:
     """Return a value as messages show it: one line, and a short one.
 
     Args:
         value: anything, be its `repr` long or of many lines.
 
     Example:
-        >>> shown([1, 2])
+        >>> quote([1, 2])
         '[1, 2]'
 
     """

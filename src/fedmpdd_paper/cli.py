@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedmpdd.cli.shared import DataDir, Json, output, print_json, said_how_to_go_on, training
+from fedmpdd.cli.shared import DataDir, Json, output, print_json, resume_hint, training
 from fedmpdd.display import messages, round_display, table
 from fedmpdd.errors import InputError
 
@@ -75,7 +75,7 @@ def reproduce(
     def keep(document: dict[str, Any], text: Callable[[dict[str, Any]], str]) -> None:
         results.append((document, text(document)))
 
-    with said_how_to_go_on("stopped; the same command goes on from there"), round_display() as start:
+    with resume_hint("stopped; the same command goes on from there"), round_display() as start:
         on_round = ManyRounds(start, jobs)
 
         def on_attack(name: str) -> Callable[[str, float], None]:

@@ -18,7 +18,7 @@ from fedmpdd.privacy.config import Audit, AuditConfig
 from fedmpdd.runs.history import read_history
 from fedmpdd.simulation import parse_config
 from fedmpdd_paper.tables import read_shipped, shipped_names
-from fedmpdd_paper.trainings import OnRound, Workspace, shown, train_in
+from fedmpdd_paper.trainings import OnRound, Workspace, show_rounds, train_in
 
 RESULTS, TABLE = "results.json", "table.md"
 OnAttack = Callable[[str, float], None]
@@ -94,7 +94,9 @@ def _train_until(
         )
     if done < stage:
         stop = fm.callbacks.StopWhen(lambda history: "the stage is reached" if history.last.rounds >= stage else None)
-        train_in(folder, audit.config, workspace, [shown(f"{name}, training", audit.config.rounds, on_round), stop])
+        train_in(
+            folder, audit.config, workspace, [show_rounds(f"{name}, training", audit.config.rounds, on_round), stop]
+        )
 
 
 def _short(row: dict[str, Any]) -> dict[str, Any]:

@@ -116,16 +116,17 @@ def complete(
         return
     stop = fm.callbacks.StopWhen(reason_of)
     try:
-        history = train_in(folder, config, workspace, [shown(name, config.rounds, on_round), stop, PauseWhen(stopped)])
+        history = train_in(
+            folder, config, workspace, [show_rounds(name, config.rounds, on_round), stop, PauseWhen(stopped)]
+        )
     except (GradientError, CodecError) as error:  # the step size was too large, and nothing is left to encode
         stop.reason = str(error)
-    else:
-        if stop.reason is None and history.last.rounds < config.rounds:
-            raise StoppedError(name)
+    if stop.reason is None and history.last.rounds < config.rounds:
+        raise StoppedError(name)
     write_text(folder / DONE, stop.reason or "")
 
 
-def shown(name: str, rounds: int, on_round: OnRound | None) -> Callback:
+def show_rounds(name: str, rounds: int, on_round: OnRound | None) -> Callback:
     """Return what shows the rounds of a training, if anybody looks."""
     return progress(lambda done, accuracy, *_: on_round(name, done, rounds, accuracy) if on_round else None)
 

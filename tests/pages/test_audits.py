@@ -5,7 +5,7 @@ import pytest
 
 from fedmpdd.errors import RunError
 from fedmpdd.pages import builder
-from fedmpdd.pages.audits import IMAGE_FOLDER, Section, context_of, read_audit, sections_of, shown_name
+from fedmpdd.pages.audits import IMAGE_FOLDER, Section, context_of, display_name, read_audit, sections_of
 from tests.report.fixtures import audit_row, grey_png, make_audit
 
 
@@ -82,7 +82,7 @@ def test_an_audit_of_before_linkage_counted_is_judged_with_it(tmp_path: Path) ->
     ],
 )
 def test_what_people_call_it(named: str, shown: str) -> None:
-    assert shown_name(named) == shown
+    assert display_name(named) == shown
 
 
 def test_curves_are_drawn_where_an_audit_kept_them(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ from fedmpdd.cli.shared import (
     Json,
     Overrides,
     TrustImports,
-    blame_on_own_code,
+    blame_user_code,
     output,
     print_json,
-    said_how_to_go_on,
+    resume_hint,
     training,
     trust_and_settings,
 )
@@ -57,7 +57,7 @@ def audit(
     Example: fedmpdd audit --resume audits/mine --trust-imports
     """
     training()
-    from fedmpdd.front.audit import audited
+    from fedmpdd.front.audit import audit_folder
     from fedmpdd.privacy.audit import PAGE
     from fedmpdd.privacy.config import load_audit, read_audit_config
     from fedmpdd.runs.folders import free_folder
@@ -80,9 +80,9 @@ def audit(
     how_to_go_on = f"the same command with --out {folder} goes on from there"
     if resume is not None:
         how_to_go_on = "the same command goes on from there"
-    own_code = blame_on_own_code(chosen.config.model_dump(mode="json"))
-    with said_how_to_go_on(f"stopped; {how_to_go_on}"), own_code:
-        result = audited(chosen, folder, data_dir, jobs=jobs)
+    own_code = blame_user_code(chosen.config.model_dump(mode="json"))
+    with resume_hint(f"stopped; {how_to_go_on}"), own_code:
+        result = audit_folder(chosen, folder, data_dir, jobs=jobs)
     if as_json:
         print_json({"folder": str(folder), **result.results})
         return

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedmpdd.cli.shared import Config, DataDir, Json, Overrides, output, print_json, said_how_to_go_on, training
+from fedmpdd.cli.shared import Config, DataDir, Json, Overrides, output, print_json, resume_hint, training
 from fedmpdd.display import messages
 from fedmpdd.errors import RunError
 
@@ -76,7 +76,7 @@ def side_by_side(
 ) -> Any:
     """Train with every codec and seed while showing how far it is; write the page of it where one is wanted."""
     training()
-    from fedmpdd.front.compare import compared, goals_of
+    from fedmpdd.front.compare import compare_configs, goals_of
     from fedmpdd.pages.builder import check_page, check_plotly
     from fedmpdd.simulation import load_config
     from fedmpdd.simulation.config import codec_config
@@ -87,8 +87,8 @@ def side_by_side(
     elif page is not None:
         check_page(page)
     loaded = load_config(config, overrides)
-    with said_how_to_go_on(_how_to_go_on(folder)):
-        result = compared(
+    with resume_hint(_how_to_go_on(folder)):
+        result = compare_configs(
             [(text, codec_config(loaded, text)) for text in codecs],
             load_task(loaded, data_dir),
             [loaded.seed + number for number in range(seeds)],

@@ -10,9 +10,9 @@ from fedmpdd.cli.shared import (
     Json,
     Overrides,
     TrustImports,
-    blame_on_own_code,
+    blame_user_code,
     print_json,
-    said_how_to_go_on,
+    resume_hint,
     training,
     trust_and_settings,
 )
@@ -62,8 +62,8 @@ def run(
     messages.print(f"run folder: {current.folder}")
     events = [TensorBoard(current.folder / "tensorboard")] if tensorboard else []
     how_to_go_on = f"stopped; go on with: fedmpdd run --resume {current.folder}"
-    own_code = blame_on_own_code(current.config.model_dump(mode="json"))
-    with round_display() as start, said_how_to_go_on(how_to_go_on), own_code:
+    own_code = blame_user_code(current.config.model_dump(mode="json"))
+    with round_display() as start, resume_hint(how_to_go_on), own_code:
         show = start(current.folder.name, current.config.rounds, current.federation.next_round)
         summary = current.train(callbacks=[progress(show), *events])
     if as_json:

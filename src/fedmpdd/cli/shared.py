@@ -27,7 +27,7 @@ __all__ = [
     "TrustedPaths",
     "output",
     "print_json",
-    "said_how_to_go_on",
+    "resume_hint",
     "training",
 ]
 
@@ -67,7 +67,7 @@ def training() -> Any:
 
 
 @contextmanager
-def said_how_to_go_on(text: str) -> Iterator[None]:
+def resume_hint(text: str) -> Iterator[None]:
     """Print how to go on when what is inside is stopped."""
     # What stops services and containers, and what is in the background, stops as Ctrl-C does: with a checkpoint.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -81,7 +81,7 @@ def said_how_to_go_on(text: str) -> Iterator[None]:
 
 
 @contextmanager
-def blame_on_own_code(table: dict[str, Any]) -> Iterator[None]:
+def blame_user_code(table: dict[str, Any]) -> Iterator[None]:
     """Turn what code of the user's raises, which a config names, into one line: a traceback shows mostly our files."""
     try:
         yield

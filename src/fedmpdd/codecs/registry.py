@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from fedmpdd.codecs.base import Codec
 from fedmpdd.errors import CodecError, InputError
-from fedmpdd.imports import import_path_of, is_named, name_object, named_object, shown, words_of
+from fedmpdd.imports import import_path_of, is_named, name_object, named_object, quote, words_of
 
 C = TypeVar("C", bound=type[Codec])
 
@@ -41,7 +41,7 @@ def register(codec: C) -> C:
 
     """
     if not isinstance(codec, type) or not issubclass(codec, Codec):
-        raise CodecError(f"register came with {shown(codec)}; expected a class that derives from fedmpdd.Codec")
+        raise CodecError(f"register came with {quote(codec)}; expected a class that derives from fedmpdd.Codec")
     name, code = getattr(codec, "name", None), codec.code
     if not isinstance(code, int) or isinstance(code, bool):
         raise CodecError(f"{codec.__name__} has number {code!r} on the wire; expected 128 to 255, or 0 for none")
@@ -150,7 +150,7 @@ def check_is_codec(value: Any) -> Codec:
         needed = [key for key in parameter_names(value) if key not in default_values(value)]
         example = f"{value.__name__}({', '.join(f'{key}=…' for key in needed)})"
         raise CodecError(f"codec = {value.__name__} is a class; expected an object of it, {example}")
-    raise CodecError(f"codec = {shown(value)}: expected an object of a codec, like {example}")
+    raise CodecError(f"codec = {quote(value)}: expected an object of a codec, like {example}")
 
 
 def _registered(name: str) -> type[Codec]:

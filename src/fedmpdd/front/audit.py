@@ -20,7 +20,7 @@ from fedmpdd.errors import ConfigError
 from fedmpdd.front.compare import REPR_WIDTH
 from fedmpdd.front.simulate import object_named
 from fedmpdd.imports import name_object
-from fedmpdd.pages.audits import shown_name
+from fedmpdd.pages.audits import display_name
 from fedmpdd.pages.builder import check_page, check_plotly
 from fedmpdd.privacy.audit import run_audit
 from fedmpdd.privacy.config import Audit, make_audit
@@ -58,9 +58,9 @@ class AuditResult:
         """The verdict on every codec: of all attacks the one that got furthest, or "linked"."""
         several = len({codec["model"] for codec in self.results["codecs"]}) > 1
         return {
-            f"{shown_name(codec['model'])}, {shown_name(codec['codec'])}"
+            f"{display_name(codec['model'])}, {display_name(codec['codec'])}"
             if several
-            else shown_name(codec["codec"]): codec["verdict"]
+            else display_name(codec["codec"]): codec["verdict"]
             for codec in self.results["codecs"]
         }
 
@@ -73,7 +73,7 @@ class AuditResult:
         """
         left_out = ("history", "ssim_each", "sentence")
         rows = [{key: value for key, value in row.items() if key not in left_out} for row in self.rows]
-        return frame_of([{**row, **{key: shown_name(row[key]) for key in ("model", "codec")}} for row in rows])
+        return frame_of([{**row, **{key: display_name(row[key]) for key in ("model", "codec")}} for row in rows])
 
     def report(self, path: str | Path) -> Path:
         """Write the page: reconstructions beside the private images, verdicts and numbers. It loads nothing.
@@ -95,7 +95,7 @@ class AuditResult:
     def table(self) -> Sheet:
         """Return attacks side by side: SSIM, that of the control, labels, linkage and verdicts."""
         means = self.results["guesses"].items()
-        guesses = "; ".join(f"{shown_name(model)}: class mean {ssim['class mean']:.2f}" for model, ssim in means)
+        guesses = "; ".join(f"{display_name(model)}: class mean {ssim['class mean']:.2f}" for model, ssim in means)
         columns = {"model": "left", "codec": "left", "attack": "left", "SSIM": "right", "control": "right"}
         columns |= {"labels": "right", "linkage": "right", "verdict": "left"}
         several = len(self.results["guesses"]) > 1
@@ -218,10 +218,10 @@ def audit(
     }
     wanted = make_audit(config, asked)
     if out is not None:
-        return audited(wanted, Path(out), progress=progress)
+        return audit_folder(wanted, Path(out), progress=progress)
     folder = Path(tempfile.mkdtemp(prefix="fedmpdd-audit-"))
     try:
-        result = audited(wanted, folder, progress=progress)
+        result = audit_folder(wanted, folder, progress=progress)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -229,7 +229,7 @@ def audit(
     return result
 
 
-def audited(
+def audit_folder(
     wanted: Audit,
     folder: Path,
     data_dir: Path | None = None,
@@ -256,4 +256,4 @@ def audited(
 def _cells_of(row: dict[str, Any]) -> list[str]:
     linked = "–" if row["linkage"] is None else f"{row['linkage']:.0%}"
     scores = [f"{row['ssim']:.2f}", f"{row['control_ssim']:.2f}", f"{row['labels_found']:.0%}", linked]
-    return [shown_name(row["model"]), shown_name(row["codec"]), row["attack"], *scores, row["verdict"]]
+    return [display_name(row["model"]), display_name(row["codec"]), row["attack"], *scores, row["verdict"]]

@@ -14,7 +14,7 @@ from fedmpdd.codecs import Codec
 from fedmpdd.display import Sheet, round_display, table
 from fedmpdd.errors import ConfigError
 from fedmpdd.front.simulate import folder_of, plain, run_config
-from fedmpdd.imports import shown
+from fedmpdd.imports import quote
 from fedmpdd.pages import words
 from fedmpdd.pages.builder import check_page
 from fedmpdd.report import Collection, Goals, write_report
@@ -184,13 +184,13 @@ def compare(
 
     """
     if isinstance(codecs, str | Codec) or not isinstance(codecs, Iterable):
-        raise ConfigError(f"codecs = {shown(codecs)}: expected a list of codecs, like [FedSGD(), MPDD(m=400)]")
+        raise ConfigError(f"codecs = {quote(codecs)}: expected a list of codecs, like [FedSGD(), MPDD(m=400)]")
     codecs, chosen, folder, goals = list(codecs), _seeds(seeds, seed), folder_of(out), goals_of(target, budget)
     check_callbacks(callbacks)
     settings["seed"] = seed
     configs = [run_config(task, codec, **settings) for codec in codecs]
     words_given = [codec if isinstance(codec, str) else None for codec in codecs]
-    return compared(
+    return compare_configs(
         [(text or config.codec.words, config) for text, config in zip(words_given, configs, strict=True)],
         task,
         chosen,
@@ -203,7 +203,7 @@ def compare(
     )
 
 
-def compared(
+def compare_configs(
     configs: Sequence[tuple[str, RunConfig]],
     task: Task,
     seeds: Sequence[int],
@@ -221,7 +221,7 @@ def compared(
     goals.check(score)
     with round_display() if progress else nullcontext() as start:
 
-        def shown(trial: runs.Trial) -> Any:
+        def display(trial: runs.Trial) -> Any:
             name = trial.codec if len(seeds) == 1 else f"{trial.codec}, seed {trial.config.seed}"
             return None if start is None else start(name, trial.config.rounds, 0, score)
 
@@ -232,7 +232,7 @@ def compared(
             budget=next(iter(goals.budgets), None),
             stop_at_target=stop_at_target,
             callbacks=callbacks,
-            shown=shown,
+            display=display,
         )
     return Comparison(rows, left_out, goals)
 
@@ -257,7 +257,7 @@ def goals_of(target: float | None = None, budget: int | None = None) -> Goals:
     target, budget = plain(target), plain(budget)
     for name, value, example in (("target", target, "0.8"), ("budget", budget, "1_000_000 bytes")):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise ConfigError(f"{name} = {shown(value)}: expected one number, like {example}")
+            raise ConfigError(f"{name} = {quote(value)}: expected one number, like {example}")
     return Goals([] if target is None else [target], [] if budget is None else [budget])
 
 
@@ -267,5 +267,5 @@ def _seeds(seeds: Any, first: Any) -> list[int]:
     is_count = isinstance(seeds, int) and not isinstance(seeds, bool)
     chosen = list(range(seeds)) if is_count else list(map(plain, seeds)) if isinstance(seeds, Sequence) else []
     if not chosen or len(set(chosen)) < len(chosen) or not all(isinstance(one, int) for one in [first, *chosen]):
-        raise ConfigError(f"seeds = {shown(seeds)}: expected how many, 1 or more, or a list of different whole numbers")
+        raise ConfigError(f"seeds = {quote(seeds)}: expected how many, 1 or more, or a list of different whole numbers")
     return [first + number for number in chosen] if is_count else chosen

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from fedmpdd.codecs import Codec
 from fedmpdd.display import round_display
 from fedmpdd.errors import ConfigError
-from fedmpdd.imports import import_path_of, is_named, name_object, shown
+from fedmpdd.imports import import_path_of, is_named, name_object, quote
 from fedmpdd.runs import driver
 from fedmpdd.runs.folders import Run
 from fedmpdd.runs.history import History
@@ -130,7 +130,7 @@ def train(
 
     """
     if not isinstance(config, RunConfig):
-        raise ConfigError(f'config = {shown(config)}: expected one of load_config, like fm.load_config("demo")')
+        raise ConfigError(f'config = {quote(config)}: expected one of load_config, like fm.load_config("demo")')
     driver.check_callbacks(callbacks)
     folder, data = folder_of(out), folder_of(data_dir, "data_dir")
     run = None if folder is None else Run.at(folder, config, data, task=task)
@@ -190,7 +190,7 @@ def run_config(
     """
     if not isinstance(task, Task):
         raise ConfigError(
-            f"task = {shown(task)}: expected fm.Task(model=…, loss=…, clients=…, test=…), which holds model and data"
+            f"task = {quote(task)}: expected fm.Task(model=…, loss=…, clients=…, test=…), which holds model and data"
         )
     beside = {key: settings.pop(key) for key in list(settings) if key in CodecConfig.model_fields and key != "name"}
     lr = plain(lr)
@@ -225,7 +225,7 @@ def plain(value: Any) -> Any:
 def folder_of(path: Any, name: str = "out") -> Path | None:
     """Return a folder as a path, or raise ConfigError for what is none."""
     if path is not None and not isinstance(path, str | Path):
-        raise ConfigError(f'{name} = {shown(path)}: expected a folder, like "runs/first", or None')
+        raise ConfigError(f'{name} = {quote(path)}: expected a folder, like "runs/first", or None')
     return None if path is None else Path(path)
 
 
@@ -279,7 +279,7 @@ def _schedule(schedule: Any, rounds: int) -> dict[str, Any]:
         return asdict(schedule)
     if not isinstance(schedule, str) and not callable(schedule):
         raise ConfigError(
-            f"schedule = {shown(schedule)}: expected {', '.join(SCHEDULES)}, a Schedule, or a function from the number "
+            f"schedule = {quote(schedule)}: expected {', '.join(SCHEDULES)}, a Schedule, or a function from the number "
             "of a round to a factor of lr"
         )
     if isinstance(schedule, str):

@@ -93,7 +93,7 @@ class Section:
     @property
     def name(self) -> str:
         """What the page calls the model."""
-        return shown_name(self.model)
+        return display_name(self.model)
 
     def strongest(self, codec: dict[str, Any]) -> dict[str, Any]:
         """Return the row that shows best how the verdict on a codec came about."""
@@ -153,7 +153,7 @@ def _judged(row: dict[str, Any]) -> dict[str, Any]:
 
 def context_of(audit: AuditRecord) -> dict[str, Any]:
     """Return what the template of audits speaks of."""
-    images = shown_name(str(audit.config["config"].get("dataset")))
+    images = display_name(str(audit.config["config"].get("dataset")))
     return {"record": audit, "sections": sections_of(audit), "settings": flatten(audit.config), "images": images}
 
 
@@ -177,7 +177,7 @@ def sections_of(audit: AuditRecord) -> list[Section]:
     return sections
 
 
-def shown_name(text: str) -> str:
+def display_name(text: str) -> str:
     """Return what people call a model, codec or images that a config names: an object or a folder by its name alone."""
     folder = re.match(rf"{re.escape(IMAGE_FOLDER)}\('(.*?)'", text)
     return folder[1] if folder else re.sub(rf"^{OBJECT}([^#:]*)(#\d+)?", r"\1", text)
@@ -185,7 +185,7 @@ def shown_name(text: str) -> str:
 
 def file_name(text: str) -> str:
     """Return a text as audits name their files after it, whatever the number of an object in this process."""
-    return re.sub(r"[^a-z0-9]+", "-", shown_name(text).lower())
+    return re.sub(r"[^a-z0-9]+", "-", display_name(text).lower())
 
 
 def _problems_of(results: dict[str, Any]) -> Iterator[str]:

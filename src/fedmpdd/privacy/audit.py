@@ -27,7 +27,7 @@ from fedmpdd.documents import read_json, write_json
 from fedmpdd.errors import RunError
 from fedmpdd.imports import OBJECT
 from fedmpdd.pages.audits import CELLS as CELLS
-from fedmpdd.pages.audits import CONFIG, file_name, shown_name
+from fedmpdd.pages.audits import CONFIG, display_name, file_name
 from fedmpdd.pages.audits import RESULTS as RESULTS
 from fedmpdd.privacy.attack_results import make_result
 from fedmpdd.privacy.case import Case, make_case
@@ -108,7 +108,7 @@ def _check_same_images(folder: Path, audits: list[Audit], cases: list[Case]) -> 
         digests = case.fingerprints()
         if part.audit.run is not None:
             del digests["parameters"]
-        now[shown_name(part.config.model)] = digests
+        now[display_name(part.config.model)] = digests
     before = read_json(path, f"delete {folder} and repeat the audit") if path.is_file() else {}
     if not isinstance(before, dict):
         raise RunError(f"{path} is damaged: expected a table; delete {folder} and repeat the audit")

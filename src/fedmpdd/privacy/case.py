@@ -35,7 +35,7 @@ from fedmpdd.tasks.losses import CrossEntropy, Loss, as_loss, logits_of
 from fedmpdd.tasks.models import FlatModel
 from fedmpdd.tasks.objective import Objective
 from fedmpdd.tasks.stores import TensorStore
-from fedmpdd.tasks.task import check_objective, make_own
+from fedmpdd.tasks.task import check_objective, make_model
 
 Float32 = NDArray[np.float32]
 
@@ -144,7 +144,7 @@ def _model_of(config: RunConfig, images: ImageSet, loss: Loss) -> tuple[FlatMode
     """The model at its start: of this package, by import path, or an object of this process."""
     seed = sampling.model_seed(config)
     if config.model.startswith(OBJECT):
-        return make_own(named_object(config.model, "model"), config.init, seed)
+        return make_model(named_object(config.model, "model"), config.init, seed)
     classes = images.classes
     if classes is None:
         classes = 10 if images.labels is None else max(2, int(images.labels.max()) + 1)

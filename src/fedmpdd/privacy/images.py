@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmpdd.errors import ConfigError, DataError, MissingDependencyError
-from fedmpdd.imports import named_object, shown, words_of
+from fedmpdd.imports import named_object, quote, words_of
 from fedmpdd.pages.audits import IMAGE_FOLDER
 from fedmpdd.privacy.priors import PublicImages
 from fedmpdd.simulation.config import RunConfig
@@ -277,7 +277,7 @@ def _checked(images: Any) -> Float32:
 def _labels(labels: Any, count: int) -> Tensor:
     array = labels if isinstance(labels, Tensor) else np.asarray(labels)
     if isinstance(array, np.ndarray) and array.dtype.kind not in "biuf":
-        raise DataError(f"labels such as {shown(labels)} came; expected classes from 0 on, or numbers for a loss")
+        raise DataError(f"labels such as {quote(labels)} came; expected classes from 0 on, or numbers for a loss")
     given = torch.as_tensor(array)
     if given.ndim == 0 or len(given) != count:
         raise DataError(f"labels of shape {list(given.shape)} came for {count} images; expected one each")

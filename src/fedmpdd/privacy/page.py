@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from fedmpdd.documents import write_atomically
 from fedmpdd.pages import builder
-from fedmpdd.pages.audits import SHOWN, context_of, file_name, read_audit, shown_name
+from fedmpdd.pages.audits import SHOWN, context_of, display_name, file_name, read_audit
 from fedmpdd.privacy.rows import Section
 
 
@@ -28,8 +28,8 @@ def write_picture(folder: Path, section: Section) -> None:
 def write_page(path: Path, folder: Path | None = None) -> None:
     """Write the page of the audit in a folder, by default its own, from the results and pictures that are there."""
     audit = read_audit(path.parent if folder is None else folder)
-    dataset = shown_name(audit.config["config"]["dataset"])
-    models = ", ".join(dict.fromkeys(shown_name(row["model"]) for row in (audit.results or {"rows": []})["rows"]))
+    dataset = display_name(audit.config["config"]["dataset"])
+    models = ", ".join(dict.fromkeys(display_name(row["model"]) for row in (audit.results or {"rows": []})["rows"]))
     page = builder.render(
         "fedmpdd.pages:audit.html.jinja",
         title=f"What an attacker gets: {models} on {dataset}",

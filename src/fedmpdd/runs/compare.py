@@ -115,7 +115,7 @@ def compare(
     budget: int | None = None,
     stop_at_target: bool = False,
     callbacks: Sequence[Callback] = (),
-    shown: Callable[[Trial], Show | None] = lambda trial: None,
+    display: Callable[[Trial], Show | None] = lambda trial: None,
 ) -> tuple[list[Trained], list[str]]:
     """Train what is missing of some trials, and return how all did, and which were left out and why.
 
@@ -129,7 +129,7 @@ def compare(
     trained: list[Trained] = []
     left_out: list[str] = []
     for trial in trials:
-        show = shown(trial)
+        show = display(trial)
         beside = list(callbacks) if show is None else [progress(show), *callbacks]
         if stop_at_target and target is not None:
             beside.append(StopWhen(at_target(target, budget)))

@@ -17,7 +17,7 @@ from typing import Any
 
 from fedmpdd.documents import write_json
 from fedmpdd.errors import CodecError, ConfigError, GradientError, MissingDependencyError
-from fedmpdd.imports import shown
+from fedmpdd.imports import quote
 from fedmpdd.runs.history import History
 from fedmpdd.simulation.engine import Federation, RoundMetrics
 from fedmpdd.simulation.journal import Journal, Record
@@ -88,11 +88,11 @@ def train(training: Training, callbacks: Sequence[Callback] = ()) -> History:
 def check_callbacks(callbacks: Any) -> None:
     """Raise ConfigError unless these are callbacks, in a list."""
     if isinstance(callbacks, Callback) or not isinstance(callbacks, Sequence):
-        raise ConfigError(f"callbacks = {shown(callbacks)}: expected a list of callbacks, like [EarlyStopping()]")
+        raise ConfigError(f"callbacks = {quote(callbacks)}: expected a list of callbacks, like [EarlyStopping()]")
     for one in callbacks:
         if not isinstance(one, Callback):
             how = f"{one.__name__}()" if isinstance(one, type) else "fm.callbacks.AfterRound(function)"
-            raise ConfigError(f"callbacks holds {shown(one)}; expected objects of fm.callbacks.Callback, such as {how}")
+            raise ConfigError(f"callbacks holds {quote(one)}; expected objects of fm.callbacks.Callback, such as {how}")
 
 
 class JournalFile(Callback):
@@ -198,7 +198,7 @@ def at_target(target: float, budget: int | None = None) -> ReasonOf:
 
 def _check_callable(name: str, call: object, signature: str) -> None:
     if not callable(call) or isinstance(call, type):
-        raise ConfigError(f"{name} came with {shown(call)}; expected a function from {signature}")
+        raise ConfigError(f"{name} came with {quote(call)}; expected a function from {signature}")
 
 
 class PauseWhen(Callback):

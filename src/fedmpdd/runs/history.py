@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from fedmpdd.display import readable_bytes, readable_score
 from fedmpdd.documents import Expected, is_count, is_number, parse_json, problem_in, read_json
 from fedmpdd.errors import ConfigError, DocumentError, MissingDependencyError, RunError
-from fedmpdd.imports import Trust, check_trust, import_paths, shown
+from fedmpdd.imports import Trust, check_trust, import_paths, quote
 from fedmpdd.runs.settings import check_unchanged, without_config_record
 from fedmpdd.simulation.config import RunConfig, parse_config
 
@@ -69,7 +69,7 @@ class History:
     def __post_init__(self) -> None:
         """Raise RunError where somebody passes a folder."""
         if not isinstance(self.rounds, list):
-            raise RunError(f"History({shown(self.rounds)}) holds no rounds; to read a run folder: History.read(folder)")
+            raise RunError(f"History({quote(self.rounds)}) holds no rounds; to read a run folder: History.read(folder)")
 
     @classmethod
     def read(cls, folder: str | Path) -> "History":
@@ -83,7 +83,7 @@ class History:
 
         """
         if not isinstance(folder, str | Path):
-            raise RunError(f'History.read({shown(folder)}): expected a run folder, like "runs/first"')
+            raise RunError(f'History.read({quote(folder)}): expected a run folder, like "runs/first"')
         return read_run(Path(folder)).history
 
     @classmethod

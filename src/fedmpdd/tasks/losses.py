@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedmpdd.errors import ConfigError
-from fedmpdd.imports import shown
+from fedmpdd.imports import quote
 from fedmpdd.tasks.stores import Batch
 
 IGNORED = -100  # the target that cross-entropy leaves out, as of padding
@@ -30,7 +30,7 @@ class Loss:
 
     def __init__(self, function: Callable[..., Any], key: str = "loss") -> None:
         if not callable(function):
-            raise ConfigError(f"{key} = {shown(function)} cannot be called; expected a function (outputs, targets)")
+            raise ConfigError(f"{key} = {quote(function)} cannot be called; expected a function (outputs, targets)")
         if isinstance(function, type):
             raise ConfigError(f"{key} = {function.__name__} is a class; make an object of it: {function.__name__}()")
         self.function = function

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from fedmpdd.errors import ConfigError
-from fedmpdd.imports import shown
+from fedmpdd.imports import quote
 from fedmpdd.tasks.losses import IGNORED, logits_of, takes_model
 from fedmpdd.tasks.stores import Batch
 
@@ -81,7 +81,7 @@ class Accuracy(Metric):
 def as_metrics(metrics: Any) -> dict[str, Metric]:
     """Return metrics by name as the engine calls them, or raise ConfigError."""
     if not isinstance(metrics, Mapping):
-        raise ConfigError(f'metrics = {shown(metrics)}: expected functions by name, like {{"r2": r2}}')
+        raise ConfigError(f'metrics = {quote(metrics)}: expected functions by name, like {{"r2": r2}}')
     for name in metrics:
         if not isinstance(name, str) or not name.strip("-") or set(name) & set("=:( ") or name.strip("-") == "loss":
             raise ConfigError(
@@ -100,7 +100,7 @@ def as_metric(name: str, function: Any) -> Metric:
     if all(callable(getattr(function, method, None)) for method in ("reset", "update", "compute")):
         return Updated(function)
     if not callable(function):
-        raise ConfigError(f"metric {name} = {shown(function)} cannot be called; expected a function (outputs, targets)")
+        raise ConfigError(f"metric {name} = {quote(function)} cannot be called; expected a function (outputs, targets)")
     if isinstance(function, type):
         raise ConfigError(f"metric {name} = {function.__name__} is a class; make an object of it")
     if function is accuracy:

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import TensorDataset, default_collate
 
 from fedmpdd.errors import DataError
-from fedmpdd.imports import shown, words_and_line_of, words_of
+from fedmpdd.imports import quote, words_and_line_of, words_of
 from fedmpdd.tasks.data.base import Examples
 
 Batch = Any  # tensors in tuples or dicts, each with the same leading dimensions
@@ -209,7 +209,7 @@ class DatasetStore(Store):
         for leaf in tree_flatten(batch)[0]:
             if not isinstance(leaf, Tensor):
                 raise DataError(
-                    f"an example holds {shown(leaf)}; expected numbers: name columns=(inputs, target), or let the "
+                    f"an example holds {quote(leaf)}; expected numbers: name columns=(inputs, target), or let the "
                     "dataset make tensors of it"
                 )
         return _scaled(tree_map(_plain, batch))

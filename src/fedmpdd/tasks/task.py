@@ -18,7 +18,7 @@ from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
 from fedmpdd.errors import ConfigError, DataError, FedmpddError
-from fedmpdd.imports import shown, words_and_line_of
+from fedmpdd.imports import quote, words_and_line_of
 from fedmpdd.tasks import models
 from fedmpdd.tasks.batch_norm import BatchNorm, check_choice, layers_of
 from fedmpdd.tasks.data.partition import ExamplesByGroup, Partition, PartitionKind, make_partition
@@ -89,7 +89,7 @@ class Task:
             metrics = {"accuracy": Accuracy()} if isinstance(self.loss, CrossEntropy) else {}
         self.metrics: dict[str, Metric] = as_metrics(metrics)
         if batch_norm not in (None, "averaged", "local"):
-            raise ConfigError(f'batch_norm = {shown(batch_norm)}: expected "averaged" or "local"')
+            raise ConfigError(f'batch_norm = {quote(batch_norm)}: expected "averaged" or "local"')
         self.batch_norm: BatchNorm | None = batch_norm
         self.shape, self.classes = (1, 1, 1), 1  # what a journal says of examples that have no shape of images
 
@@ -107,10 +107,10 @@ class Task:
         return Objective(model, self.loss, sends_statistics=sends), flat
 
     def _make(self, init: str, seed: int) -> tuple[FlatModel, Tensor]:
-        return make_own(self.model, init, seed)
+        return make_model(self.model, init, seed)
 
 
-def make_own(model: Any, init: str, seed: int) -> tuple[FlatModel, Tensor]:
+def make_model(model: Any, init: str, seed: int) -> tuple[FlatModel, Tensor]:
     """Return a copy of somebody's module, or what their function makes, with its first parameters.
 
     Args:
@@ -119,7 +119,7 @@ def make_own(model: Any, init: str, seed: int) -> tuple[FlatModel, Tensor]:
         seed: of the generator with which it is made.
 
     Example:
-        >>> make_own(nn.Linear(3, 2), "default", 17)[1].shape
+        >>> make_model(nn.Linear(3, 2), "default", 17)[1].shape
         torch.Size([8])
 
     """
@@ -302,7 +302,7 @@ def no_broadcasting() -> Iterator[None]:
 
 def _made_by(factory: Any) -> nn.Module:
     if not callable(factory):
-        raise ConfigError(f"model = {shown(factory)}: expected a torch.nn.Module, or a function that makes one")
+        raise ConfigError(f"model = {quote(factory)}: expected a torch.nn.Module, or a function that makes one")
     try:
         module = factory()
     except Exception as error:  # somebody else's code
@@ -336,11 +336,11 @@ def _check_dealing(clients: Any, seed: Any, classes_per_client: Any, alpha: Any,
     counts = {"clients": clients, "classes_per_client": classes_per_client, "virtual_size": virtual_size}
     for name, value in counts.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1):
-            raise ConfigError(f"{name} = {shown(value)}: expected a whole number, 1 or more")
+            raise ConfigError(f"{name} = {quote(value)}: expected a whole number, 1 or more")
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**63:
-        raise ConfigError(f"seed = {shown(seed)}: expected a whole number from 0 to below 2^63")
+        raise ConfigError(f"seed = {quote(seed)}: expected a whole number from 0 to below 2^63")
     if not isinstance(alpha, int | float) or not 0 < alpha < math.inf:
-        raise ConfigError(f"alpha = {shown(alpha)}: expected a number above 0; the smaller, the less even")
+        raise ConfigError(f"alpha = {quote(alpha)}: expected a number above 0; the smaller, the less even")
 
 
 def _kind(kind: Any) -> PartitionKind:
@@ -348,7 +348,7 @@ def _kind(kind: Any) -> PartitionKind:
         names = [*PartitionKind, "natural"]
         close = difflib.get_close_matches(str(kind), names, 1)
         hint = f"; did you mean {close[0]}?" if close else ""
-        raise ConfigError(f"kind = {shown(kind)}: expected one of {', '.join(names)}{hint}")
+        raise ConfigError(f"kind = {quote(kind)}: expected one of {', '.join(names)}{hint}")
     return PartitionKind(kind)
 
 

@@ -13,7 +13,7 @@ from fedmpdd.codecs import Batch, Codec
 from fedmpdd.codecs.registry import check_is_codec
 from fedmpdd.directions import Key, check_key
 from fedmpdd.errors import CodecError, ConfigError, MagicError
-from fedmpdd.imports import shown
+from fedmpdd.imports import quote
 from fedmpdd.torch.parameters import TrainedParameters, check_sends_gradients
 from fedmpdd.uplink import ErrorFeedback, Mean, Protection, Uplink
 
@@ -99,7 +99,7 @@ class Server:
         self._sends_seed = check_is_codec(codec).needs_key and not assigned_keys
         if not isinstance(optimiser, Optimizer) or isinstance(optimiser, torch.optim.LBFGS):
             raise ConfigError(
-                f"optimiser = {shown(optimiser)}: expected one of torch.optim that steps along one gradient, like "
+                f"optimiser = {quote(optimiser)}: expected one of torch.optim that steps along one gradient, like "
                 "torch.optim.Adam(model.parameters(), lr=1e-3)"
             )
         self.optimiser = optimiser
@@ -159,11 +159,11 @@ class Server:
     def _check_frames(self, frames: Any) -> None:
         """Raise unless these are frames, each once."""
         if isinstance(frames, str | bytes | bytearray | memoryview) or not isinstance(frames, Sequence):
-            raise CodecError(f"frames = {shown(frames)}: expected a list with one frame of each client")
+            raise CodecError(f"frames = {quote(frames)}: expected a list with one frame of each client")
         seen: dict[bytes, int] = {}
         for number, frame in enumerate(frames):
             if not isinstance(frame, bytes | bytearray | memoryview):
-                raise MagicError(f"frame {number} is {shown(frame)}; expected bytes, as Client.frame gives them")
+                raise MagicError(f"frame {number} is {quote(frame)}; expected bytes, as Client.frame gives them")
             first = seen.setdefault(bytes(frame), number)
             # Seeds are drawn anew for every frame. Without one, clients with equal gradients send equal bytes.
             if first != number and self._sends_seed:
@@ -174,7 +174,7 @@ class Server:
 
 def _check_round(round_number: Any) -> None:
     if not isinstance(round_number, int | np.integer) or round_number < 0:
-        raise CodecError(f"round_number = {shown(round_number)}: expected the number of a round, from 0")
+        raise CodecError(f"round_number = {quote(round_number)}: expected the number of a round, from 0")
 
 
 def _uplink(
@@ -186,6 +186,6 @@ def _uplink(
 ) -> Uplink:
     check_sends_gradients(codec)
     if protection is not None and not isinstance(protection, Protection):
-        raise CodecError(f"protection = {shown(protection)}: expected fedmpdd.uplink.Protection(codec, clip=…)")
+        raise CodecError(f"protection = {quote(protection)}: expected fedmpdd.uplink.Protection(codec, clip=…)")
     keys = "partitioned" if assigned_keys else "sent"
     return Uplink(codec.for_shapes(trained.shapes), trained.d, keys, memory=memory, protection=protection)

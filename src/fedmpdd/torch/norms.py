@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedmpdd.errors import ConfigError
-from fedmpdd.imports import shown
+from fedmpdd.imports import quote
 
 
 def replace_batch_norm(model: nn.Module, groups: int = 32) -> nn.Module:
@@ -27,9 +27,9 @@ def replace_batch_norm(model: nn.Module, groups: int = 32) -> nn.Module:
 
     """
     if not isinstance(model, nn.Module):
-        raise ConfigError(f"model = {shown(model)}: expected a torch.nn.Module")
+        raise ConfigError(f"model = {quote(model)}: expected a torch.nn.Module")
     if not isinstance(groups, int) or groups < 1:
-        raise ConfigError(f"groups = {shown(groups)}: expected how many groups of channels, 1 or more")
+        raise ConfigError(f"groups = {quote(groups)}: expected how many groups of channels, 1 or more")
     model = copy.deepcopy(model)
     for name, layer in list(model.named_modules()):
         if isinstance(layer, _BatchNorm):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from fedmpdd.codecs import Codec
 from fedmpdd.codecs.registry import check_is_codec
 from fedmpdd.errors import CodecError, ConfigError, GradientError
-from fedmpdd.imports import shown
+from fedmpdd.imports import quote
 
 
 class TrainedParameters:
@@ -21,12 +21,12 @@ class TrainedParameters:
 
     def __init__(self, model: nn.Module | Iterable[nn.Parameter]) -> None:
         if isinstance(model, str | type) or not isinstance(model, nn.Module | Iterable):
-            raise ConfigError(f"model = {shown(model)}: expected a torch.nn.Module, or a list of its parameters")
+            raise ConfigError(f"model = {quote(model)}: expected a torch.nn.Module, or a list of its parameters")
         named = list(model.named_parameters() if isinstance(model, nn.Module) else enumerate(model))
         for _, one in named:
             if not isinstance(one, Tensor):
                 raise ConfigError(
-                    f"model holds {shown(one)}; expected parameters: pass model.parameters(), or the model"
+                    f"model holds {quote(one)}; expected parameters: pass model.parameters(), or the model"
                 )
         trained = [(str(name), parameter) for name, parameter in named if parameter.requires_grad]
         if not trained:

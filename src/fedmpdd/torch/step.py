@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fedmpdd.errors import ConfigError, FedmpddError
-from fedmpdd.imports import shown, words_of
+from fedmpdd.imports import quote, words_of
 from fedmpdd.server.step import CONSTANT, Schedule
 
 Factory = Callable[[Iterable[nn.Parameter]], Optimizer]
@@ -129,7 +129,7 @@ def make_optimiser(factory: Any, parameters: list[nn.Parameter], key: str) -> Op
     """Return what a factory makes of parameters, or raise ConfigError that names the key it came from."""
     if isinstance(factory, Optimizer) or not callable(factory):
         raise ConfigError(
-            f"{key} = {shown(factory)}: expected a function from parameters to an optimiser, since each run makes its "
+            f"{key} = {quote(factory)}: expected a function from parameters to an optimiser, since each run makes its "
             "own, like lambda parameters: torch.optim.Adam(parameters, lr=0.001)"
         )
     try:
