@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from fedmpdd import MPDD, unpack
 from fedmpdd.directions import _native, available_isas, reference, using
@@ -101,6 +102,7 @@ def test_readme_code_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.Monke
     blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
     assert len(blocks) == 5
     front: dict[str, Any] = {}
+    torch.manual_seed(0)  # over twelve seeds the last loss was at most 0.17 of the first
     exec(blocks.pop(0), front)
     assert front["history"].last.loss < 0.6 * front["history"].rounds[0].loss
     assert (tmp_path / "page.html").is_file()

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 import fedmpdd as fm
 from fedmpdd.codecs import CODECS, Codec
 from fedmpdd.codecs.registry import codec_named
-from fedmpdd.errors import FedmpddError, OrderError, RunError, UnknownCodecError
+from fedmpdd.errors import CodecError, FedmpddError, OrderError, RunError, UnknownCodecError
 from fedmpdd.imports import import_path_of
 from fedmpdd.privacy.audit import run_audit
 from fedmpdd.privacy.config import load_audit
@@ -203,3 +204,26 @@ def test_flower_nodes_know_it_by_its_registered_name(folder: Path) -> None:
         with pytest.raises(OrderError, match=r"is unknown; .* once the module that registers it was imported"):
             RoundInstructions.from_text(text)
     assert "window" not in CODECS
+
+
+def test_a_codec_without_a_number_travels_in_sessions_alone() -> None:
+    """Also one that inherits from a codec whose frames are self-contained: number 0 stays unknown to receivers."""
+
+    @dataclass(frozen=True)
+    class Numberless(fm.FedSGD):
+        name = "numberless"
+        code = 0
+
+    fm.register(Numberless)
+    try:
+        (update,) = Numberless().encode(np.ones((1, 5), np.float32), [3])
+        with pytest.raises(CodecError, match="use a Session"):
+            fm.pack(update)
+        session = fm.Session(Numberless(), 5, sends_seed=False)
+        assert session.unpack(session.pack(update)) == update
+        frame = bytearray(fm.pack(fm.FedSGD().encode(np.ones((1, 5), np.float32), [3])[0]))
+        frame[5] = 0  # the number of the codec
+        with pytest.raises(UnknownCodecError):
+            fm.unpack(bytes(frame))
+    finally:
+        del CODECS["numberless"]

@@ -133,5 +133,6 @@ def test_a_history_is_one_line_where_it_is_printed() -> None:
     assert repr(History()) == "<History: 0 rounds, uplink 0 B>"
     measured = History.of(rows({}, 2, metrics={"mae": 0.25}, test_loss=0.5), score="-mae")
     assert repr(measured) == "<History: 2 rounds, mae 0.25, uplink 200 B>"
+    assert History.of(rows({}, 1, test_loss=0.5), score="-loss").evaluations[0].metrics == {}
     lost = History.of(rows({}, 1, loss=None))
     assert repr(lost) == "<History: 1 rounds, uplink 100 B, diverged>"

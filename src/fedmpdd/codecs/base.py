@@ -300,6 +300,11 @@ class Codec(ABC):
             raise CodecError(f"{parameters} is no {cls.name} codec: {codec} has {codec.parameters()}")
         return codec
 
+    @classmethod
+    def fits_header(cls) -> bool:
+        """Return whether a frame's header can name the codec; one without a number travels within sessions alone."""
+        return cls.self_contained and cls.code != 0
+
     def bytes_per_update(self, d: int) -> int:
         """Return the bytes of scale and scalars alone: no seed, no header, no checksum (the paper counts so)."""
         return sum(section.nbytes for section in self.sections(d))

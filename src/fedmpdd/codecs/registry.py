@@ -71,7 +71,7 @@ def register(codec: C) -> C:
 
 def self_contained_codecs() -> dict[int, type[Codec]]:
     """Return the codecs that a frame's header can name, by their numbers."""
-    return {codec.code: codec for codec in CODECS.values() if codec.self_contained}
+    return {codec.code: codec for codec in CODECS.values() if codec.fits_header()}
 
 
 def parameter_names(codec: type[Codec]) -> list[str]:

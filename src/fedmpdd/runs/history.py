@@ -97,7 +97,8 @@ class History:
     def add(self, row: Mapping[str, Any]) -> None:
         """Add a round, as it stands in the run's file."""
         last = self.last
-        metrics = row.get("metrics") or {"accuracy": row["accuracy"]}
+        accuracy = row["accuracy"]
+        metrics = row.get("metrics") or ({} if accuracy is None else {"accuracy": accuracy})
         name = self.score.removeprefix("-")
         score = row.get("test_loss") if name == "loss" else metrics.get(name)
         is_tested = score is not None or row.get("test_loss") is not None

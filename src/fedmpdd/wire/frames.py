@@ -133,7 +133,7 @@ def _check_limits(codec: Codec, d: int, slot: int, limits: Limits) -> None:
 
 def pack(update: Update) -> bytes:
     """Return the self-contained frame of an update: whoever reads it needs to know nothing else."""
-    if not update.codec.self_contained:
+    if not update.codec.fits_header():
         raise CodecError(f"{update.codec.name} does not fit a self-contained frame; use a Session on both sides")
     body = _header(update.codec, update.d, update.key) + payload_of(update)
     return body + _CHECKSUM.pack(_checksum(body))
