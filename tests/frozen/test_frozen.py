@@ -38,6 +38,7 @@ def trainings() -> dict[str, Any]:
 
 
 @portable
+@pytest.mark.slow
 def test_models_of_every_codec_with_every_feature(trainings: dict[str, Any]) -> None:
     assert len(EXPECTED["matrix"]) > 500
     assert changed(EXPECTED["matrix"], trainings["matrix"]) == {}
@@ -45,6 +46,7 @@ def test_models_of_every_codec_with_every_feature(trainings: dict[str, Any]) -> 
 
 @portable
 @pytest.mark.parametrize("config", shipped_configs())
+@pytest.mark.slow
 def test_models_of_shipped_configs_on_bundled_digits(trainings: dict[str, Any], config: str) -> None:
     name = f"{config} mnist-5k"
     assert trainings["shipped"][name] == EXPECTED["shipped"][name]
@@ -52,6 +54,7 @@ def test_models_of_shipped_configs_on_bundled_digits(trainings: dict[str, Any], 
 
 @portable
 @pytest.mark.parametrize("config", shipped_configs())
+@pytest.mark.slow
 def test_models_of_shipped_configs(trainings: dict[str, Any], config: str) -> None:
     dataset = load_config(config).dataset
     if not has_data(dataset):
@@ -87,6 +90,7 @@ def test_folders_of_earlier_versions_are_read() -> None:
     assert collection.left_out == []
 
 
+@pytest.mark.slow
 def test_documents_keep_their_keys(tmp_path: Path) -> None:
     now = measured(tmp_path)
     for name, paths in EXPECTED["documents"].items():

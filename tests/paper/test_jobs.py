@@ -15,6 +15,8 @@ from fedmpdd_paper.jobs import run_trainings
 from fedmpdd_paper.trainings import DONE, Workspace
 from tests.paper.test_reproduce import small_table
 
+pytestmark = pytest.mark.slow
+
 
 def test_two_jobs_give_what_one_gives(tmp_path: Path) -> None:
     table = small_table()

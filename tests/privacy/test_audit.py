@@ -53,6 +53,7 @@ def test_an_audit_is_written_and_goes_on_where_it_was(tmp_path: Path) -> None:
         run_audit(small(CODECS, "audit.seed=5"), tmp_path / "a")
 
 
+@pytest.mark.slow
 def test_several_processes_find_the_same(tmp_path: Path) -> None:
     codecs = "mpdd:m=50"
     alone, together = run_audit(small(codecs), tmp_path / "a"), run_audit(small(codecs), tmp_path / "b", jobs=2)

@@ -87,6 +87,7 @@ def test_own_model_images_and_codec(here: Path, capsys: pytest.CaptureFixture[st
     assert "with other settings" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_own_images_by_import_path_in_several_processes(here: Path) -> None:
     words = ("audit", "demo", "model=mynet.py:Net", "--images", "mydata.py:load", "--codecs", "fedsgd", *SMALL)
     assert fedmpdd(*words, "--out", "a", "--jobs", "2") == 0
@@ -95,6 +96,7 @@ def test_own_images_by_import_path_in_several_processes(here: Path) -> None:
     assert [{**row, "seconds": 0} for row in one] == [{**row, "seconds": 0} for row in two]
 
 
+@pytest.mark.slow
 def test_a_killed_audit_goes_on(here: Path) -> None:
     command = [sys.executable, "-m", "fedmpdd", *OWN, "audit.effort=0.1", "--out", "a"]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as running:

@@ -10,6 +10,8 @@ import pytest
 from fedmpdd.report import Goals, collect, write_report
 from tests.report.fixtures import ONE_BIT, make_audit, make_run, make_runs
 
+pytestmark = pytest.mark.slow  # a browser of its own
+
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 LINES = (
     "[...document.querySelectorAll('.plot[data-task]')]"

@@ -406,6 +406,7 @@ def test_free_folders_are_numbered(tmp_path: Path) -> None:
     assert free_folder("mine", tmp_path).name == "mine-002"
 
 
+@pytest.mark.slow
 def test_kill_nine_at_random_moments_and_resume(tmp_path: Path) -> None:
     """A real process, killed again and again; the model it ends with is that of a run left alone."""
     changes = ["rounds=300", "evaluate_every=50", "checkpoint_every=3", "codec.m=64", "clients=20", "batch=2"]

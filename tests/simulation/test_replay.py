@@ -236,6 +236,7 @@ def elsewhere(folder: Path, what: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_another_kind_of_cpu_replays_and_goes_on(tmp_path: Path) -> None:
     if torch.backends.cpu.get_cpu_capability() == "DEFAULT":
         pytest.skip("this CPU is of the plainest kind: there is no other one to compare with")

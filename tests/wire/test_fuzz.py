@@ -1,4 +1,4 @@
-"""A quarter of a million damaged frames against an independent reading of docs/wire-format.md.
+"""Damaged frames, a quarter of a million in `make test-all`, against an independent reading of docs/wire-format.md.
 
 `verdict` below knows the format of FedMPDD from the document alone: which exception a frame must raise, or that it is
 sound. Every mutated frame must raise exactly that, or decode to the update that packs to the very same bytes. Frames of
@@ -20,7 +20,7 @@ from fedmpdd import CODECS, MPDD, Key, Limits, errors, pack, unpack
 from tests.codecs.table import CODECS_UNDER_TEST, D, label
 from tests.conftest import gaussian
 
-MUTATIONS = 250_000
+MUTATIONS = (50_000, pytest.param(250_000, marks=pytest.mark.slow))
 RIVAL_MUTATIONS = 100_000
 RIVALS = [codec for codec in CODECS_UNDER_TEST if codec.code != 1 and codec.self_contained]
 RIVAL_NUMBERS = {codec.code for codec in CODECS.values() if codec.self_contained} - {1}
@@ -126,14 +126,15 @@ def refused_or_exact(frame: bytes, limits: Limits) -> bool:
     return result == frame or isinstance(result, type)
 
 
-def test_mutated_frames_are_refused_for_the_right_reason_or_read_exactly() -> None:
+@pytest.mark.parametrize("mutations", MUTATIONS)
+def test_mutated_frames_are_refused_for_the_right_reason_or_read_exactly(mutations: int) -> None:
     rng = random.Random(2024)
     sound_frames = seeds()
     limits = Limits(max_d=MAX_D, max_payload=MAX_PAYLOAD)
     seen: dict[type[Exception] | None, int] = {}
     rivals = 0
     tracemalloc.start()
-    for _ in range(MUTATIONS):
+    for _ in range(mutations):
         frame = mutate(rng.choice(sound_frames), sound_frames, rng)
         if is_of_a_rival(frame):
             assert refused_or_exact(frame, limits)
@@ -148,9 +149,9 @@ def test_mutated_frames_are_refused_for_the_right_reason_or_read_exactly() -> No
     # The loop is worth something only if it reaches every check, and sound frames too.
     kinds = {kind for kind in errors.WireError.__subclasses__() if kind is not errors.SessionMismatchError}
     assert set(seen) == kinds | {None}
-    assert min(seen.values()) > 100, seen
-    assert rivals > 100
-    assert sum(seen.values()) > 200_000
+    assert min(seen.values()) > mutations // 2500, seen
+    assert rivals > mutations // 2500
+    assert sum(seen.values()) > 0.8 * mutations
 
 
 def test_mutated_frames_of_rivals_are_refused_or_read_exactly() -> None:
