@@ -13,6 +13,8 @@ demo: $(VENV)/.installed
 
 # A process a core; the tests of real processes come apart, in `make test-all`.
 CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+# One thread for each: two processes with two threads each on two cores mostly wait for each other.
+test test-all: export OMP_NUM_THREADS := 1
 test: lint
 	$(BIN)/python -m pytest -m "not slow" -n $(CORES) --durations=15
 
