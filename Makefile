@@ -18,14 +18,15 @@ test test-all: export OMP_NUM_THREADS := 1
 test: lint
 	$(BIN)/python -m pytest -m "not slow" -n $(CORES) --durations=15
 
-# Tests over real processes mostly wait: they run beside the others, in two groups, and speak afterwards.
-FAULTS := tests/flower/test_faults.py tests/flower/test_secure_deployment.py
+# Tests over real nodes mostly wait: they run beside the others, in two groups, and speak afterwards.
+FAULTS  := tests/flower/test_faults.py tests/flower/test_secure_deployment.py
+SOCKETS := tests/flower/test_bytes.py tests/flower/test_deployment.py
 test-all: lint
 	@mkdir -p build; \
-	$(BIN)/python -m pytest -m slow $(FAULTS) --durations=15 >build/faults.log 2>&1 & faults=$$!; \
-	$(BIN)/python -m pytest -m slow $(FAULTS:%=--ignore=%) --durations=15 >build/slow.log 2>&1 & slow=$$!; \
-	$(BIN)/python -m pytest -m "not slow" -n $(CORES) --durations=15; status=$$?; \
-	wait $$faults || status=$$?; wait $$slow || status=$$?; cat build/faults.log build/slow.log; exit $$status
+	$(BIN)/python -m pytest $(FAULTS) --durations=15 >build/faults.log 2>&1 & faults=$$!; \
+	$(BIN)/python -m pytest $(SOCKETS) --durations=15 >build/sockets.log 2>&1 & sockets=$$!; \
+	$(BIN)/python -m pytest $(FAULTS:%=--ignore=%) $(SOCKETS:%=--ignore=%) -n $(CORES) --durations=15; status=$$?; \
+	wait $$faults || status=$$?; wait $$sockets || status=$$?; cat build/faults.log build/sockets.log; exit $$status
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
