@@ -32,6 +32,7 @@ from fedmpdd.tasks.task import check_objective
 
 CHUNK_BYTES = 128 * 2**20  # per-client activations and gradients of one vectorised call stay about below this
 CHUNK_CLIENTS = 25  # and enough calls remain to keep a few threads busy
+CHUNK_EXAMPLES = 32  # of one pass for many clients, by linear layers; larger ones are hardly faster on a CPU
 CHUNK_DIRECTIONS = 32  # of a forward-mode client; more at once are hardly faster
 ROUNDING = 0.1  # of a gradient's length, more than which two ways to add it up cannot differ, in bfloat16 either
 GPU_SHARE = 8  # on a GPU: an eighth of its memory, by the same estimate, which is low for wide networks
@@ -139,7 +140,7 @@ class ClientStep:
         self._joins: dict[ClientStep, bool] = {}
         self._example_size = _example_size(self._store)
         self._method = self._first_method()
-        self._linear_layers = LinearLayerGradients(objective) if self._by_linear_layers else None
+        self._linear_layers = LinearLayerGradients() if self._by_linear_layers else None
         self._draws = False  # whether clients draw random numbers while they train; `check` finds out
 
     def _first_method(self) -> str:
@@ -242,12 +243,15 @@ class ClientStep:
             batches.append(request.client_step._store.gather(examples.to(self._device)))
         together, batch = torch.cat(models), tree_map(lambda *leaves: torch.cat(leaves), *batches)
         gradients, losses = torch.empty_like(together), torch.empty(len(together), device=self._device)
-        size = self._fitting(self._config.batch, CHUNK_CLIENTS)
+        size, by_layers = self._fitting(self._config.batch, self._most_clients), self._linear_layers
+
+        def compute(objective: Objective, begin: int) -> None:
+            rows = slice(begin, begin + size)
+            some = tree_map(lambda leaf: leaf[rows], batch)
+            losses[rows] = by_layers(objective, together[rows], some, gradients[rows])
+
         with self._arithmetic(), blamed_on_the_task(requests[0].work.round):
-            for begin in range(0, len(together), size):
-                rows = slice(begin, begin + size)
-                some = tree_map(lambda leaf, rows=rows: leaf[rows], batch)
-                losses[rows] = self._linear_layers.of(self._objective)(together[rows], some, gradients[rows])
+            self._workers.map(compute, range(0, len(together), size))
         results, begin = [], 0
         for request, at_work in zip(requests, numbers, strict=True):
             rows, begin = slice(begin, begin + len(at_work)), begin + len(at_work)
@@ -282,7 +286,7 @@ class ClientStep:
         Every group but the last is a whole number of vectorised calls, so that the calls, and with them the bits, are
         those of all clients at once.
         """
-        chunk = self._fitting(self._config.batch, CHUNK_CLIENTS)
+        chunk = self._fitting(self._config.batch, self._most_clients)
         size = chunk * max(1, GROUP_BYTES // (4 * self._d * chunk))
         for begin in range(0, clients, size):
             yield slice(begin, min(begin + size, clients))
@@ -379,7 +383,7 @@ class ClientStep:
         """Write gradients of clients, at one model [d] or at one per client [clients, d], and return the losses."""
         batch = self._gathered(rows)
         if self._method == "layers" and self._linear_layers is not None:
-            return self._linear_layers.of(objective)(flat, batch, gradients)
+            return self._linear_layers(objective, flat, batch, gradients)
         if self._method == "layers":
             assert objective.loss.per_example is not None
             by_layers = LayerGradients(objective.model, fused=flat.is_cuda, per_example=objective.loss.per_example)
@@ -480,6 +484,13 @@ class ClientStep:
             losses: Tensor = together(flat, batch)
             return losses.double()
 
+    @property
+    def _most_clients(self) -> int:
+        """How many clients one pass has at most on a CPU."""
+        if self._method == "layers" and self._linear_layers is not None:
+            return max(1, CHUNK_EXAMPLES // self._config.batch)
+        return CHUNK_CLIENTS
+
     def _fitting(self, examples: int, most: int) -> int:
         """How many passes of so many examples fit memory side by side, and on the CPU at most `most`."""
         one = 4 * (self._d + 64 * self._example_size * examples)
@@ -492,7 +503,7 @@ class ClientStep:
 
         The cuts depend on the config, and on the kind of GPU, alone.
         """
-        size = self._fitting(work.batches.shape[2], CHUNK_CLIENTS)
+        size = self._fitting(work.batches.shape[2], self._most_clients)
         size = size if most is None else min(size, most)
         at_work = np.flatnonzero(work.batches[:, step, 0] >= 0)  # the others have done all their steps
         for begin in range(0, len(at_work), size):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from fedmpdd.tasks.losses import IGNORED, CrossEntropy, inputs_and_targets, logits_of
+from fedmpdd.tasks.losses import IGNORED, CrossEntropy, Loss, inputs_and_targets, logits_of
 from fedmpdd.tasks.objective import Objective
 from fedmpdd.tasks.stores import Batch
 
@@ -67,56 +67,42 @@ def _frozen(module: nn.Module, trained: Sequence[str]) -> dict[str, Tensor]:
 
 
 class LinearLayerGradients:
-    """Gradients and losses of clients, computed as one batch.
+    """Gradients and losses of clients whose examples go through the network as one batch.
 
-    Args:
-        objective: what clients minimise; its loss knows the loss of each example.
-
+    The loss must know the loss of each example.
     """
 
-    def __init__(self, objective: Objective) -> None:
-        self._by_objective: dict[int, tuple[Objective, Objective]] = {}
-        self._first = objective
+    def __init__(self) -> None:
+        self._with_rows: dict[Objective, Objective] = {}
 
-    def of(self, objective: Objective) -> "_Call":
-        """Return the function for an objective, which one thread uses at a time."""
-        key = id(objective)
-        if key not in self._by_objective:  # the objective is kept too, so that its id stays its own
-            self._by_objective[key] = objective, _with_rows(objective)
-        return _Call(self._by_objective[key][1])
-
-
-class _Call:
-    """One pass through the network and back."""
-
-    def __init__(self, objective: Objective) -> None:
-        self._objective = objective
-
-    def __call__(self, flat: Tensor, batch: Batch, gradients: Tensor) -> Tensor:
+    def __call__(self, objective: Objective, flat: Tensor, batch: Batch, gradients: Tensor) -> Tensor:
         """Write gradients [clients, d], and return losses [clients].
 
         Args:
+            objective: what clients minimise; one thread uses it at a time.
             flat: the model of all clients [d], or of each [clients, d].
             batch: their examples [clients, batch, …].
             gradients: where to write.
 
         """
+        if objective not in self._with_rows:
+            self._with_rows[objective] = _with_rows(objective)
         clients = len(gradients)
         models = flat.expand(clients, -1).detach().requires_grad_()
         *inputs, targets = tree_map(lambda leaf: leaf.flatten(0, 1), inputs_and_targets(batch))
-        losses = self._losses(self._objective.outputs(models, *inputs), targets, clients)
+        losses = _client_losses(objective.loss, self._with_rows[objective].outputs(models, *inputs), targets, clients)
         gradients.copy_(torch.autograd.grad(losses.sum(), models)[0])
         return losses.detach()
 
-    def _losses(self, outputs: Any, targets: Tensor, clients: int) -> Tensor:
-        """The mean loss of each client, as it would be of its batch alone."""
-        loss = self._objective.loss
-        assert loss.per_example is not None
-        if not isinstance(loss, CrossEntropy):
-            return loss.per_example(outputs, targets).view(clients, -1).mean(dim=1)
-        each = loss.per_example(logits_of(outputs), targets)
-        counted = (targets != IGNORED).view(clients, -1).sum(dim=1)
-        return each.view(clients, -1).sum(dim=1) / counted
+
+def _client_losses(loss: Loss, outputs: Any, targets: Tensor, clients: int) -> Tensor:
+    """The mean loss of each client, as it would be of its batch alone."""
+    assert loss.per_example is not None
+    if not isinstance(loss, CrossEntropy):
+        return loss.per_example(outputs, targets).view(clients, -1).mean(dim=1)
+    each = loss.per_example(logits_of(outputs), targets)
+    counted = (targets != IGNORED).view(clients, -1).sum(dim=1)
+    return each.view(clients, -1).sum(dim=1) / counted
 
 
 def _with_rows(objective: Objective) -> Objective:
