@@ -33,7 +33,7 @@ MODELS = {
 class Plan:
     """One setting and what it does: bytes of a frame, predicted error of the mean, bits that an update reveals.
 
-    codec: in words. family, m, bits, group: of a codec that was planned; None of others. error: None where there is no
+    codec: in words. frame_bytes: of a compact frame. bare_bytes: of a bare one. family, m, bits, group: of a codec that was planned; None of others. error: None where there is no
     formula for it.
     """
 
@@ -43,6 +43,7 @@ class Plan:
     bits: int | None
     partitioned: bool
     frame_bytes: int
+    bare_bytes: int
     round_bytes: int
     error: float | None
     revealed_bits: int
@@ -159,7 +160,8 @@ def _plan(codec: Codec, d: int, n: int, alignment: float | None, *, partitioned:
     words = codec_words(codec.name, {**parameters, "keys": "partitioned" if partitioned else None})
     frame = Session(codec, d, sends_seed=sends_seed).frame_bytes
     error = codec.variance(d, n, partitioned=partitioned, alignment=alignment)
-    return Plan(words, None, None, None, partitioned, frame, n * frame, error, codec.revealed_bits(d))
+    bare, reveals = codec.bytes_per_update(d), codec.revealed_bits(d)
+    return Plan(words, None, None, None, partitioned, frame, bare, n * frame, error, reveals)
 
 
 def plans(
