@@ -17,7 +17,8 @@ HOW_TO_READ = (
     "error = E‖decoded mean − mean gradient‖² / mean ‖gradient‖². However large it is, a training converges if its "
     "steps are short enough: step = 1 / (1 + error) is the share of the largest step of uncompressed means that is "
     "proved to be safe (docs/theory.md). Measured, errors up to 26 trained with the whole step, and 210 did not "
-    "(docs/results/flower-steps.md). reveals is a count, not a guarantee."
+    "(docs/results/flower-steps.md). reveals is a count, not a guarantee. bare: bytes of a frame without session tag, "
+    "seed and checksum, for transports that vouch for what these show (docs/wire-format.md)."
 )
 MODELS = {
     "logistic": 7_850,
@@ -33,7 +34,9 @@ MODELS = {
 class Plan:
     """One setting and what it does: bytes of a frame, predicted error of the mean, bits that an update reveals.
 
-    codec: in words. frame_bytes: of a compact frame. bare_bytes: of a bare one. family, m, bits, group: of a codec that was planned; None of others. error: None where there is no
+    frame_bytes: of a compact frame. bare_bytes: of a bare one.
+
+    codec: in words. family, m, bits, group: of a codec that was planned; None of others. error: None where there is no
     formula for it.
     """
 

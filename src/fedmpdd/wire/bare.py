@@ -5,7 +5,7 @@ from the session's seed, the round and the client.
 """
 
 import hmac
-from typing import Literal, Self, get_args
+from typing import Literal, Self
 
 from fedmpdd.codecs import NO_KEY, Codec, Update
 from fedmpdd.codecs.registry import check_is_codec
@@ -15,6 +15,7 @@ from fedmpdd.errors import CodecError, FrameLengthError, KeyRangeError
 from fedmpdd.wire.frames import check_dimension, header_of, payload_of, read_arrays
 
 AssignedKeys = Literal["derived", "shared", "partitioned"]
+WAYS: tuple[AssignedKeys, ...] = ("derived", "shared", "partitioned")  # in this order they are numbered from 0
 SECRET_DOMAIN = b"fedmpdd bare 1\0"  # of what secrets are stretched to: no other use of a secret begins so
 FEWEST_SECRET_BYTES = 16
 
@@ -79,7 +80,7 @@ class BareSession:
         if not isinstance(secret, bytes) or len(secret) < FEWEST_SECRET_BYTES:
             came = f"{len(secret)} bytes" if isinstance(secret, bytes) else type(secret).__name__
             raise KeyRangeError(f"the secret is {came}; expected at least {FEWEST_SECRET_BYTES} bytes that are random")
-        codec, way = check_is_codec(codec), get_args(AssignedKeys).index(_check_way(keys))
+        codec, way = check_is_codec(codec), WAYS.index(_check_way(keys))
         agreed = header_of(codec, check_dimension(codec, d), NO_KEY) + bytes([way])
         digest = hmac.digest(secret, SECRET_DOMAIN + agreed + training.encode(), "sha256")
         return cls(codec, d, int.from_bytes(digest[:8], "little"), keys=keys)
@@ -159,9 +160,9 @@ class BareSession:
 
 
 def _check_way(keys: str) -> AssignedKeys:
-    if keys not in get_args(AssignedKeys):
-        raise CodecError(
-            f"keys = {keys!r}: a bare frame carries no key, so both sides must know it; expected one of "
-            f"{', '.join(get_args(AssignedKeys))}"
-        )
-    return keys
+    for way in WAYS:
+        if keys == way:
+            return way
+    raise CodecError(
+        f"keys = {keys!r}: a bare frame carries no key, so both sides must know it; expected one of {', '.join(WAYS)}"
+    )
