@@ -40,7 +40,7 @@ class BareSession:
     Example:
         >>> session = BareSession(Peaks(m=7), d=13_426, seed=2024)
         >>> key = session.key(round_number=0, client=5)
-        >>> update = session.codec.encode(gradient, [key])[0]
+        >>> update = session.codec_at(0).encode(gradient[np.newaxis], [key])[0]
         >>> frame = session.pack(update, round_number=0, client=5)
         >>> len(frame)
         9
