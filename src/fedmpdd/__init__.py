@@ -25,6 +25,7 @@ from fedmpdd.codecs import (
 )
 from fedmpdd.directions import Key, derive_seed, partitioned_keys
 from fedmpdd.errors import FedmpddError, InputError, MissingDependencyError, WireError
+from fedmpdd.wire.bare import BareSession
 from fedmpdd.wire.frames import Limits, Session, pack, unpack
 
 if TYPE_CHECKING:  # the names of _LAZY below, for those who read types
@@ -48,6 +49,7 @@ __all__ = [
     "EDEN",
     "MPDD",
     "QSGD",
+    "BareSession",
     "Codec",
     "FedSGD",
     "FedmpddError",
