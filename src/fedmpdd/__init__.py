@@ -34,8 +34,10 @@ if TYPE_CHECKING:  # the names of _LAZY below, for those who read types
     from fedmpdd.front import callbacks as callbacks
     from fedmpdd.front.audit import audit as audit
     from fedmpdd.front.compare import compare as compare
+    from fedmpdd.front.simulate import run_config as run_config
     from fedmpdd.front.simulate import simulate as simulate
     from fedmpdd.front.simulate import train as train
+    from fedmpdd.front.together import train_together as train_together
     from fedmpdd.runs.history import History as History
     from fedmpdd.runs.history import read_run as read_run
     from fedmpdd.simulation.config import load_config as load_config
@@ -88,10 +90,12 @@ _LAZY = {
     "load_config": "fedmpdd.simulation.config",
     "partition": "fedmpdd.tasks.task",
     "read_run": "fedmpdd.runs.history",
+    "run_config": "fedmpdd.front.simulate",
     "simulate": "fedmpdd.front.simulate",
     "testing": "fedmpdd.testing",
     "torch": "fedmpdd.torch",
     "train": "fedmpdd.front.simulate",
+    "train_together": "fedmpdd.front.together",
 }
 
 

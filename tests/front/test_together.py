@@ -113,3 +113,40 @@ class _Once(driver.Callback):
 def test_how_many_is_a_number(together: Any) -> None:
     with pytest.raises(ConfigError, match=r"together = .*expected how many"):
         fm.compare(task(), [fm.FedSGD()], together=together)
+
+
+def test_a_grid_of_step_sizes_is_one_call(tmp_path: Path) -> None:
+    problem = task()
+    grid = {f"lr-{lr:g}": fm.run_config(problem, fm.FedSGD(), rounds=3, batch=3, lr=lr) for lr in (0.1, 0.5)}
+    histories = fm.train_together(grid, problem, out=tmp_path, progress=False)
+    again = fm.train_together(grid, problem, out=tmp_path, progress=False)
+    assert list(histories) == list(again) == ["lr-0.1", "lr-0.5"]
+    for name, config in grid.items():
+        alone = fm.train(config, task=problem, progress=False)
+        first = [entry["loss"] for entry in histories[name].as_rows()]
+        assert first == pytest.approx([entry["loss"] for entry in alone.as_rows()], rel=1e-4)
+        assert first == [entry["loss"] for entry in again[name].as_rows()]
+    assert fm.train_together({}, problem) == {}
+
+
+def test_a_training_that_diverges_says_so() -> None:
+    problem = task()
+    grid = {f"{lr:g}": fm.run_config(problem, fm.FedSGD(), rounds=60, batch=3, lr=lr) for lr in (0.1, 1e30)}
+    histories = fm.train_together(grid, problem, progress=False)
+    assert [history.diverged for history in histories.values()] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("configs", "message"),
+    [
+        ([], "expected a dict of configs"),
+        ({"a": {"lr": 0.1}}, "expected a dict of configs"),
+        ({"../a": None}, "a folder can have"),
+    ],
+)
+def test_configs_have_names(configs: Any, message: str) -> None:
+    problem = task()
+    if configs == {"../a": None}:
+        configs = {"../a": fm.run_config(problem, fm.FedSGD())}
+    with pytest.raises(ConfigError, match=message):
+        fm.train_together(configs, problem)

@@ -14,6 +14,7 @@ from fedmpdd.codecs import Codec
 from fedmpdd.display import Sheet, round_display, table
 from fedmpdd.errors import ConfigError
 from fedmpdd.front.simulate import folder_of, plain, run_config
+from fedmpdd.front.together import check_together
 from fedmpdd.imports import quote
 from fedmpdd.pages import words
 from fedmpdd.pages.builder import check_page
@@ -221,8 +222,7 @@ def compare_configs(
     progress: bool = True,
 ) -> Comparison:
     """Return a comparison of configs that differ in their codecs alone, with the names of these."""
-    if isinstance(together, bool) or not isinstance(together, int) or together < 1:
-        raise ConfigError(f"together = {quote(together)}: expected how many trainings go on at a time, 1 or more")
+    check_together(together)
     trials = runs.trials_of(configs, seeds, out, baseline)
     score = trials[0].config.score.removeprefix("-")
     goals.check(score)

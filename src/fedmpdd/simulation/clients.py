@@ -38,7 +38,7 @@ ROUNDING = 0.1  # of a gradient's length, more than which two ways to add it up 
 GPU_SHARE = 8  # on a GPU: an eighth of its memory, by the same estimate, which is low for wide networks
 
 
-GROUP_BYTES = 128 * 2**20  # gradients that wait at a time for being encoded
+GROUP_BYTES = 64 * 2**20  # gradients that wait at a time for being encoded
 Result = TypeVar("Result")
 
 
