@@ -24,6 +24,8 @@ from fedmpdd.simulation.config import RunConfig, parse_config
 from fedmpdd.simulation.devices import resolve_device
 from fedmpdd.simulation.journal import JOURNAL, Header, JournalReader
 from fedmpdd.tasks import models
+from fedmpdd.tasks.models import FlatModel
+from fedmpdd.torch.frozen import FROZEN, check_frozen, frozen_sha256
 from fedmpdd.torch.step import TorchStep
 
 ANOTHER_START = (
@@ -76,26 +78,21 @@ class JournalReplica:
         check_trust(import_paths(header.config), "the journal", trust_imports)
         config = resolve_device(parse_config({**header.config, "device": device}))
         config.check_trainable()
-        d = models.count_parameters(config.model, header.shape, header.classes)
-        if d is not None and d != header.d:  # before any memory is taken for them
-            raise JournalError(f"the journal is of {header.d} parameters, and {config.model} has {d}: it was changed")
-        model, made = models.build(
-            config.model,
-            header.shape if header.classes > 1 else None,
-            header.classes,
-            init=config.init,
-            seed=sampling.model_seed(config),
-            gives_classes=config.loss == "cross-entropy",
-        )
-        flat = made if initial is None else tensor_of(initial)
-        if model.d != header.d or model_sha256(flat) != header.model_sha256:
+        codec = config.codec.build()
+        # What is trained of a frozen model follows from the journal alone, unless the codec knows matrices.
+        if initial is None or header.frozen_sha256 is None or codec.for_shapes([(header.d,)]) != codec:
+            model, made = _model_of(header, config)
+            codec = codec.for_shapes([tuple(shape) for shape in model.shapes])
+            initial = made.numpy() if initial is None else initial
+        flat = tensor_of(initial)
+        if flat.numel() != header.d or model_sha256(flat) != header.model_sha256:
             raise JournalError(
-                f"the initial model built here has {model.d} parameters and hash {model_sha256(flat)[:16]}…, the "
+                f"the initial model built here has {flat.numel()} parameters and hash {model_sha256(flat)[:16]}…, the "
                 f"journal's has {header.d} and {header.model_sha256[:16]}…: {ANOTHER_START}; begin with a model that "
                 "was sent, or with a journal that holds the initial one"
             )
         self.config = config
-        self._codec = config.codec.build().for_shapes([tuple(shape) for shape in model.shapes])
+        self._codec = codec
         self._replica = replica_at(flat, config)
 
     @property
@@ -140,6 +137,27 @@ class JournalReplica:
         return model_sha256(self.flat)
 
 
+def _model_of(header: Header, config: RunConfig) -> tuple[FlatModel, Tensor]:
+    """The model that a header names, made here, with its first parameters."""
+    d = models.count_parameters(config.model, header.shape, header.classes)
+    if d is not None and d != header.d:  # before any memory is taken for them
+        raise JournalError(f"the journal is of {header.d} parameters, and {config.model} has {d}: it was changed")
+    model, flat = models.build(
+        config.model,
+        header.shape if header.classes > 1 else None,
+        header.classes,
+        init=config.init,
+        seed=sampling.model_seed(config),
+        gives_classes=config.loss == "cross-entropy",
+    )
+    if model.d != header.d:
+        raise JournalError(
+            f"the model built here has {model.d} parameters, the journal's has {header.d}: {ANOTHER_START}"
+        )
+    check_frozen(header.frozen_sha256, frozen_sha256(model.module, model.names), "the journal")
+    return model, flat
+
+
 @dataclass(frozen=True)
 class Replayed:
     """A model that was rebuilt, and whether every round on the way had the hash that the journal says."""
@@ -149,6 +167,7 @@ class Replayed:
     matches: bool
     first_difference: int | None  # the first round whose model has another hash
     torn_bytes: int
+    frozen_sha256: str | None = None  # of what is not trained, which is not in the journal
 
     def as_dict(self) -> dict[str, Any]:
         """Return what `fedmpdd replay --json` prints."""
@@ -164,6 +183,8 @@ class Replayed:
 def write_model(path: Path, replayed: Replayed) -> None:
     """Write a model to a .safetensors file, its parameters one flat vector as in checkpoints."""
     metadata = {"next_round": str(replayed.rounds)}
+    if replayed.frozen_sha256 is not None:
+        metadata[FROZEN] = replayed.frozen_sha256
     try:
         save_file({"model": replayed.flat.cpu().contiguous()}, path, metadata=metadata)
     except SafetensorError as error:
@@ -204,4 +225,5 @@ def replay(
             raise JournalError(
                 f"{journal.path} holds {replica.next_round} rounds, and --until {until} is more; ask for at most those"
             )
-        return Replayed(replica.flat, replica.next_round, different is None, different, journal.torn)
+        frozen = journal.header.frozen_sha256
+        return Replayed(replica.flat, replica.next_round, different is None, different, journal.torn, frozen)
