@@ -70,14 +70,15 @@ def lora(
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha < math.inf:
         raise ConfigError(f"alpha = {quote(alpha)}: expected a number above 0, or None for 2·rank")
     number = _seed(seed)
-    chosen = _in_blocks(_matching(model, _names(targets, "targets")), layers)
+    targets = _names(targets, "targets")
+    chosen = _in_blocks(_matching(model, targets), layers)
     heads = _heads(model, _names(head, "head"))
     base = copy_sharing_frozen(model, {name for name, _ in model.named_parameters()})
     kind = _task_type(base, heads)
     config = peft.LoraConfig(
         r=int(rank),
         lora_alpha=alpha,
-        target_modules=[name for name, _ in chosen],
+        target_modules=_shortened(model, targets, [name for name, _ in chosen]),
         modules_to_save=heads or None,
         task_type=kind,
         fan_in_fan_out=any(type(layer).__name__ == "Conv1D" for _, layer in chosen),
@@ -209,6 +210,12 @@ def _matching(model: nn.Module, targets: Sequence[str]) -> list[tuple[str, nn.Mo
     return [(name, module) for name, module in linear if any(_ends_with(name, target) for target in targets)]
 
 
+def _shortened(model: nn.Module, targets: Sequence[str], chosen: list[str]) -> list[str]:
+    """The names by which PEFT finds the layers that were chosen, and no others: those of targets where that will do."""
+    meant = [name for name, _ in model.named_modules() if any(_ends_with(name, target) for target in targets)]
+    return list(targets) if meant == chosen else chosen
+
+
 def _block_of(name: str) -> int | None:
     """The number of the block that a layer is in: the first one in its name."""
     return next((int(part) for part in name.split(".") if part.isascii() and part.isdigit()), None)
@@ -258,7 +265,8 @@ def _task_type(base: nn.Module, heads: Sequence[str]) -> str | None:
     name = type(base).__name__
     if name.endswith(("ForCausalLM", "LMHeadModel")):
         return "CAUSAL_LM"
-    return "SEQ_CLS" if name.endswith("ForSequenceClassification") and heads else None
+    is_classified = any(head.rpartition(".")[2] in ("classifier", "score") for head in heads)  # PEFT trains both
+    return "SEQ_CLS" if name.endswith("ForSequenceClassification") and is_classified else None
 
 
 def _draw(adapted: nn.Module, generator: np.random.Generator) -> None:
