@@ -334,9 +334,7 @@ def _header_of(values: Any) -> Header:
                 f"the header cannot be understood: {name} = {values[name]!r:.60}, expected {expected}; take the "
                 "journal from its source again"
             )
-    return Header(
-        values["d"], tuple(shape), values["classes"], digest, values["config"], values.get("frozen_sha256")
-    )
+    return Header(values["d"], tuple(shape), values["classes"], digest, values["config"], values.get("frozen_sha256"))
 
 
 def _is_count(value: Any, most: int) -> bool:

@@ -213,7 +213,8 @@ def _keep_activations(module: nn.Module) -> None:
 
     It runs blocks again during the backward pass, when the parameters of the call are no longer in the module.
     """
-    for child in module.modules():
+    children: list[Any] = list(module.modules())
+    for child in children:
         if getattr(child, "gradient_checkpointing", False) is True:
             child.gradient_checkpointing = False
 

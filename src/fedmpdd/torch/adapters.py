@@ -86,8 +86,9 @@ def lora(
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of numbers that are drawn below
         adapted = peft.get_peft_model(base, config)
-    if getattr(base, "config", None) is not None and getattr(base.config, "use_cache", False):
-        base.config.use_cache = False  # of use when texts are written, and not when gradients are taken
+    settings: Any = getattr(base, "config", None)
+    if getattr(settings, "use_cache", False):
+        settings.use_cache = False  # of use when texts are written, and not when gradients are taken
     _draw(adapted, np.random.default_rng(number))
     for module in adapted.modules():
         if type(module).__name__ == "ModulesToSaveWrapper":
