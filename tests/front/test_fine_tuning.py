@@ -1,8 +1,10 @@
 """Adapters of models of transformers, trained by the front door: on one base, with files that know it by its hash."""
 
 import json
+import struct
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +50,10 @@ def test_adapters_are_trained_and_saved(name: str, gradients: str, tmp_path: Pat
     else:
         base = tiny.llama().bfloat16() if "16" in name else tiny.llama()
         task = tiny.language_task(fm.lora(base))
-    histories = [fm.simulate(task, fm.FedSGD(), **{**SETTINGS, "gradients": gradients}) for _ in range(2)]
-    losses = [row.test_loss for row in histories[0].rounds if row.test_loss is not None]
-    assert losses[-1] < losses[0]
+    settings = {**SETTINGS, "gradients": gradients, "server": "adam", "lr": 0.05}
+    histories = [fm.simulate(task, fm.FedSGD(), **settings) for _ in range(2)]
+    losses = [row.loss_of_test for row in histories[0].evaluations if row.loss_of_test is not None]
+    assert losses[-1] < losses[0] - 0.02
     model = histories[0].model
     assert isinstance(model, peft.PeftModel)
     assert not torch.equal(flat(model), flat(task.model))
@@ -78,21 +81,20 @@ def _settings() -> list[str]:
 
 
 def test_a_model_that_goes_elsewhere_to_compute_comes_back_to_the_same_base() -> None:
-    """A move of the federation's model, to a GPU say, leaves the task's where it is; here it goes to float64."""
+    """As to a GPU; here to the device without numbers."""
     base = tiny.llama()
-    task = tiny.language_task(fm.lora(base))
-    objective, parameters = task.build("default", 1)
-    objective.model.module.to(torch.float64)
-    assert base.model.embed_tokens.weight.dtype == torch.float32
-    trained_model = objective.trained(parameters)
-    assert trained_model is not objective.model.module
+    objective, parameters = tiny.language_task(fm.lora(base)).build("default", 1)
+    objective.move_to("meta")
+    weight = objective.trained(parameters).get_base_model().model.embed_tokens.weight  # type: ignore[operator]
+    assert weight.data_ptr() == base.model.embed_tokens.weight.data_ptr()
+    assert weight.device.type == "cpu"
 
 
 def test_gradient_checkpointing_changes_no_number() -> None:
     """It would run blocks again when the parameters of the call are gone, and give gradients at other ones."""
     plain = tiny.llama()
     saving = tiny.llama()
-    saving.gradient_checkpointing_enable()
+    saving.activation_checkpointing_enable()
     saving.enable_input_require_grads()
     models = [fm.simulate(tiny.language_task(fm.lora(one)), fm.FedSGD(), **SETTINGS).model for one in (plain, saving)]
     assert torch.equal(flat(models[0]), flat(models[1]))
@@ -105,7 +107,8 @@ def test_gradients_are_those_of_a_plain_loop(attention: str) -> None:
     history = fm.simulate(task, fm.FedSGD(), **{**SETTINGS, "rounds": 1, "per_round": 8, "batch": 8, "lr": 1.0})
     # All clients, all of their examples: one step down the gradient of the whole.
     ids = tiny.texts()
-    tiny.next_symbol(model, (ids, ids)).backward()
+    loss: Any = tiny.next_symbol(model, (ids, ids))
+    loss.backward()
     gradient = torch.cat([value.grad.flatten() for value in trained(model).values()])
     assert torch.allclose(flat(history.model), flat(model) - gradient, atol=1e-6)
 
@@ -217,18 +220,16 @@ def other_network() -> torch.nn.Module:
 
 
 def test_replay_makes_the_model_where_the_codec_knows_matrices_and_then_it_must_be_the_same(tmp_path: Path) -> None:
-    settings = [
-        "rounds=2",
-        "journal=true",
-        "model=tests.front.test_fine_tuning:frozen_network",
-        "codec.name=sa-fedlora",
-    ]
+    name = "tests.front.test_fine_tuning:frozen_network"
+    settings = ["rounds=2", "journal=true", f"model={name}", "codec.name=sa-fedlora"]
     Run.create(tmp_path / "run", fm.load_config("demo", settings)).train()
-    assert replay(tmp_path / "run", trust_imports=True).matches
+    assert replay(tmp_path / "run", trust_imports={"model": name}).matches
+    with pytest.raises(RunError, match="would import and run that code"):
+        replay(tmp_path / "run")
     with JournalReader(tmp_path / "run" / JOURNAL) as reader:
         header, initial = reader.header, reader.initial_model()
-    name = "tests.front.test_fine_tuning:other_network"
-    changed = header._replace(config={**header.config, "model": name})
+    other = "tests.front.test_fine_tuning:other_network"
+    changed = header._replace(config={**header.config, "model": other})
     with pytest.raises(RunError, match="the journal was made with a frozen model of hash"):
         JournalReplica(changed, initial=initial, trust_imports=True)
 
@@ -249,11 +250,8 @@ def test_a_hash_of_another_form_is_refused(tmp_path: Path, value: Any) -> None:
         header = reader.header
     data = path.read_bytes()
     text = header.pack(2).replace(json.dumps(header.frozen_sha256).encode(), json.dumps(value).encode())
-    import struct
-    import zlib
-
     body = text[:-4]
     body = body[:8] + struct.pack("<I", len(body) - 12) + body[12:]
     path.write_bytes(body + struct.pack("<I", zlib.crc32(body)) + data[len(header.pack(2)) :])
-    with pytest.raises(JournalError, match="frozen_sha256 = .*, expected 64 hexadecimal digits"):
+    with pytest.raises(JournalError, match=r"frozen_sha256 = .*, expected 64 hexadecimal digits"):
         JournalReader(path)

@@ -1,7 +1,7 @@
 """`fedmpdd replay`: the model of any round, from the journal alone, proved by its hash."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ from fedmpdd.tasks import models
 from fedmpdd.tasks.models import FlatModel
 from fedmpdd.torch.frozen import FROZEN, check_frozen, frozen_sha256
 from fedmpdd.torch.step import TorchStep
+
+_UNUSED = ("dataset", "loss", "metrics", "model")  # keys whose code a replay without the model does not call
 
 ANOTHER_START = (
     "another kind of CPU (PyTorch's random numbers differ with its instruction set, and with ATEN_CPU_CAPABILITY), "
@@ -72,15 +74,18 @@ class JournalReplica:
         """Begin before the first round.
 
         header: of the journal, or of a message. device: where to compute. initial: the parameters to begin with, from
-        a journal that holds them; else they are made as the header says. trust_imports: whether the code that the
-        header names as the model may be imported and called: True, or the one import path that may.
+        a journal that holds them; else they are made as the header says. With them, of a frozen model only its hash is
+        known, and the model is not made unless the codec knows the shapes of its matrices. trust_imports: whether the
+        code that the header names as the model may be imported and called: True, or the one import path that may.
         """
-        check_trust(import_paths(header.config), "the journal", trust_imports)
+        # What is trained of a frozen model follows from the journal alone, unless the codec knows matrices.
+        is_enough = initial is not None and header.frozen_sha256 is not None
+        _check_trust(header, trust_imports, _UNUSED if is_enough else ())
         config = resolve_device(parse_config({**header.config, "device": device}))
         config.check_trainable()
         codec = config.codec.build()
-        # What is trained of a frozen model follows from the journal alone, unless the codec knows matrices.
-        if initial is None or header.frozen_sha256 is None or codec.for_shapes([(header.d,)]) != codec:
+        if initial is None or not is_enough or codec.for_shapes([(header.d,)]) != codec:
+            _check_trust(header, trust_imports)
             model, made = _model_of(header, config)
             codec = codec.for_shapes([tuple(shape) for shape in model.shapes])
             initial = made.numpy() if initial is None else initial
@@ -135,6 +140,14 @@ class JournalReplica:
     def sha256(self) -> str:
         """The hash of the model as it is now."""
         return model_sha256(self.flat)
+
+
+def _check_trust(header: Header, trust_imports: Trust, unused: Sequence[str] = ()) -> None:
+    """Raise RunError where code would be imported that nobody asked for; nothing of `unused` keys will be."""
+    paths = {key: text for key, text in import_paths(header.config).items() if key.split(".")[0] not in unused}
+    if isinstance(trust_imports, Mapping):
+        trust_imports = {key: text for key, text in trust_imports.items() if key.split(".")[0] not in unused}
+    check_trust(paths, "the journal", trust_imports)
 
 
 def _model_of(header: Header, config: RunConfig) -> tuple[FlatModel, Tensor]:

@@ -70,9 +70,6 @@ class Objective:
         module = copy_sharing_frozen(self.model.module, self._frozen)
         parameters = dict(module.named_parameters())
         with torch.no_grad():
-            for name, value in self._frozen.items():
-                if parameters[name].device != value.device:
-                    parameters[name].data = value
             for name, part in self.model.unflatten(flat).items():
                 parameters[name].copy_(part)
                 parameters[name].requires_grad_()

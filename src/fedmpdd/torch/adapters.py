@@ -73,7 +73,7 @@ def lora(
     targets = _names(targets, "targets")
     chosen = _in_blocks(_matching(model, targets), layers)
     heads = _heads(model, _names(head, "head"))
-    base = copy_sharing_frozen(model, {name for name, _ in model.named_parameters()})
+    base = copy_sharing_frozen(model, {name: value.detach() for name, value in model.named_parameters()})
     kind = _task_type(base, heads)
     config = peft.LoraConfig(
         r=int(rank),

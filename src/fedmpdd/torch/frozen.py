@@ -7,7 +7,7 @@ name them by a hash.
 import copy
 import hashlib
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ FROZEN = "frozen_sha256"  # what files call the hash
 _KIND = b"fedmpdd frozen 1"  # what is hashed first: another way of hashing has another number here
 
 
-def copy_sharing_frozen(module: nn.Module, shared: Collection[str] | None = None) -> nn.Module:
+def copy_sharing_frozen(module: nn.Module, shared: Mapping[str, Tensor] | None = None) -> nn.Module:
     """Return a copy of a module that holds the numbers of its frozen parameters in the same memory.
 
     The parameters of the copy are objects of their own: to move the copy to another device, or to unfreeze a part of
@@ -28,7 +28,8 @@ def copy_sharing_frozen(module: nn.Module, shared: Collection[str] | None = None
 
     Args:
         module: any module.
-        shared: the names of the parameters that share memory; those with `requires_grad=False` by default.
+        shared: the numbers of frozen parameters, by name; by default those of the parameters with
+            `requires_grad=False`, where they are.
 
     Example:
         >>> layer = torch.nn.Linear(3, 2).requires_grad_(False)
@@ -36,11 +37,13 @@ def copy_sharing_frozen(module: nn.Module, shared: Collection[str] | None = None
         True
 
     """
+    named = dict(module.named_parameters())
+    if shared is None:
+        shared = {name: parameter.detach() for name, parameter in named.items() if not parameter.requires_grad}
     memo: dict[int, object] = {}
-    for name, parameter in module.named_parameters():
-        is_shared = not parameter.requires_grad if shared is None else name in shared
-        if is_shared and type(parameter) is nn.Parameter:  # subclasses, as of quantised layers, know more than numbers
-            memo[id(parameter)] = nn.Parameter(parameter.detach(), requires_grad=False)
+    for name, numbers in shared.items():
+        if type(named[name]) is nn.Parameter:  # subclasses, as of quantised layers, know more than numbers
+            memo[id(named[name])] = nn.Parameter(numbers, requires_grad=False)
     return copy.deepcopy(module, memo)
 
 
