@@ -41,8 +41,11 @@ if TYPE_CHECKING:  # the names of _LAZY below, for those who read types
     from fedmpdd.runs.history import History as History
     from fedmpdd.runs.history import read_run as read_run
     from fedmpdd.simulation.config import load_config as load_config
+    from fedmpdd.tasks.pretrained import load_pretrained as load_pretrained
     from fedmpdd.tasks.task import Task as Task
     from fedmpdd.tasks.task import partition as partition
+    from fedmpdd.torch.adapters import lora as lora
+    from fedmpdd.torch.adapters import save_adapter as save_adapter
 
 __version__ = "0.2.0.dev0"
 
@@ -88,9 +91,12 @@ _LAZY = {
     "callbacks": "fedmpdd.front.callbacks",
     "compare": "fedmpdd.front.compare",
     "load_config": "fedmpdd.simulation.config",
+    "load_pretrained": "fedmpdd.tasks.pretrained",
+    "lora": "fedmpdd.torch.adapters",
     "partition": "fedmpdd.tasks.task",
     "read_run": "fedmpdd.runs.history",
     "run_config": "fedmpdd.front.simulate",
+    "save_adapter": "fedmpdd.torch.adapters",
     "simulate": "fedmpdd.front.simulate",
     "testing": "fedmpdd.testing",
     "torch": "fedmpdd.torch",

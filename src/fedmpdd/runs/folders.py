@@ -38,6 +38,7 @@ from fedmpdd.simulation.journal import JOURNAL, Header, Journal, JournalReader
 from fedmpdd.simulation.replay import ANOTHER_START, model_sha256
 from fedmpdd.tasks.data import Dataset
 from fedmpdd.tasks.task import Task, fingerprint
+from fedmpdd.torch.frozen import FROZEN, check_frozen
 
 CHECKPOINT, LOCK = "checkpoint.safetensors", ".lock"
 
@@ -184,6 +185,7 @@ class Run:
         path = self.folder / CHECKPOINT
         if path.is_file():
             checkpoint = read_checkpoint(path, self.config, self.federation.model.d, self.federation.state_lengths)
+            check_frozen(checkpoint.notes.get(FROZEN), self.federation.journal_header.frozen_sha256, str(path))
             vectors = {name: torch.from_numpy(vector) for name, vector in checkpoint.vectors.items()}
             most = self.config.rounds
             self.federation.load_state(
@@ -204,6 +206,7 @@ class Run:
         """Begin with the initial model of a journal, which may not be the one that this machine makes."""
         ours, theirs = _read(self.federation.journal_header), _read(reader.header)
         start, journal_start = ours.pop("model_sha256"), theirs.pop("model_sha256")
+        check_frozen(theirs.pop(FROZEN), ours.pop(FROZEN), str(reader.path))
         if other := breaking_changes(changes(theirs.pop("config"), ours.pop("config"))):
             raise JournalError(f"{reader.path} is the journal of another run: {describe(other)}; put back what it was")
         if ours != theirs:
@@ -301,6 +304,8 @@ class Run:
             return
         config = json.dumps(self.config.model_dump(mode="json"))
         notes = {"next_round": str(self.federation.next_round), "config": config}
+        if (frozen := self.federation.journal_header.frozen_sha256) is not None:
+            notes[FROZEN] = frozen
         checkpoints.write_checkpoint(self.folder / CHECKPOINT, vectors, notes)
 
     def _note_environment(self) -> None:

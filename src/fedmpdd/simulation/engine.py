@@ -105,6 +105,7 @@ class Federation:
         self._frames = frames
         self._objective, flat = task.build(config.init, sampling.model_seed(config))
         self.model = self._objective.model
+        frozen = self._objective.frozen_sha256  # before it is moved: it is large
         self._objective.move_to(config.device)
         self.codec = config.codec.build().for_shapes([tuple(shape) for shape in self.model.shapes])
         self.memory = ErrorFeedback(self.codec) if config.codec.error_feedback else None
@@ -114,7 +115,7 @@ class Federation:
         self._noisy = config.codec.protection() is not None or config.secure is not None
         self._statistics = _statistics_of(config, self._objective)
         self.journal_header = Header(
-            self.model.d, task.shape, task.classes, model_sha256(flat), config.model_dump(mode="json")
+            self.model.d, task.shape, task.classes, model_sha256(flat), config.model_dump(mode="json"), frozen
         )
         self._downlink: Downlink = ModelDownlink(self.model.d)
         if config.downlink == "replay":

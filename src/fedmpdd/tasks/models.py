@@ -206,7 +206,19 @@ def flatten(module: nn.Module, what: str = "the model") -> tuple[FlatModel, Tens
             raise ConfigError(f"{what} has {name} in {value.dtype}; what is trained must be float32: call .float()")
     names, values = zip(*parameters, strict=True)
     flat = torch.cat([value.reshape(-1) for value in values]).contiguous()
+    _keep_activations(module)
     return FlatModel(module.requires_grad_(False), names, tuple(value.shape for value in values)), flat
+
+
+def _keep_activations(module: nn.Module) -> None:
+    """Turn off gradient checkpointing of transformers, which saves memory and changes no number.
+
+    It runs blocks again during the backward pass, when the parameters of the call are no longer in the module.
+    """
+    children: list[Any] = list(module.modules())
+    for child in children:
+        if getattr(child, "gradient_checkpointing", False) is True:
+            child.gradient_checkpointing = False
 
 
 def count_parameters(name: str, shape: tuple[int, int, int], classes: int) -> int | None:
