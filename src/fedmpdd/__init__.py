@@ -38,6 +38,7 @@ if TYPE_CHECKING:  # the names of _LAZY below, for those who read types
     from fedmpdd.runs.history import History as History
     from fedmpdd.runs.history import read_run as read_run
     from fedmpdd.simulation.config import load_config as load_config
+    from fedmpdd.tasks import text as text
     from fedmpdd.tasks.task import Task as Task
     from fedmpdd.tasks.task import partition as partition
 
@@ -88,9 +89,12 @@ _LAZY = {
     "read_run": "fedmpdd.runs.history",
     "simulate": "fedmpdd.front.simulate",
     "testing": "fedmpdd.testing",
+    "text": "fedmpdd.tasks.text",
     "torch": "fedmpdd.torch",
     "train": "fedmpdd.front.simulate",
 }
+
+_MODULES = {"callbacks", "testing", "text", "torch"}  # of them, those that are modules and not names in one
 
 
 def __getattr__(name: str) -> Any:
@@ -104,7 +108,7 @@ def __getattr__(name: str) -> Any:
         raise MissingDependencyError(
             f"fedmpdd.{name} needs the package {error.name}, which is missing; pip install 'fedmpdd[train]'"
         ) from None
-    return module if module.__name__ == f"fedmpdd.{name}" or name == "callbacks" else getattr(module, name)
+    return module if name in _MODULES else getattr(module, name)
 
 
 def __dir__() -> list[str]:

@@ -101,11 +101,11 @@ def speeches_of(plays: dict[str, str]) -> dict[str, list[str]]:
             name, said = _headed(lines, known)
             if name is not None:
                 speaker = f"{title}: {name}"
-            elif _HEADING.match(lines[0]) or speaker is None:
-                speaker = None
+            elif speaker is None or _HEADING.match(lines[0]) or (lines[0].isupper() and len(lines[0]) > 2):
+                speaker = None  # of a song, say, or of somebody who speaks once
                 continue
-            if said:
-                speakers.setdefault(speaker or "", []).append("\n".join(said))
+            if said and speaker is not None:
+                speakers.setdefault(speaker, []).append("\n".join(said))
     return speakers
 
 
