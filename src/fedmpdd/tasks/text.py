@@ -355,6 +355,6 @@ def _checked_length(tokenizer: Any, length: Any) -> int:
 def _check_texts(texts: Any) -> None:
     if not isinstance(texts, Texts):
         raise DataError(
-            f"texts of type {type(texts).__name__} came; expected fm.text.Texts, of fm.text.read_csv or such as data.train "
-            "of fm.text.load"
+            f"texts of type {type(texts).__name__} came; expected fm.text.Texts: what fm.text.read_csv returns, or "
+            "data.train of fm.text.load"
         )
