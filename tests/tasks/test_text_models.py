@@ -155,7 +155,7 @@ def test_a_language_model_learns_its_answers(kind: str, gradients: str) -> None:
     model, examples = prepared(kind, trained=(1, 2))
     task = fm.Task(model=model, clients=fm.partition(examples, 4), test=examples)
     history = fm.simulate(
-        task, fm.Peaks(m=14), rounds=30, batch=2, lr=0.02, server="adam", gradients=gradients, progress=False
+        task, fm.Peaks(m=14), rounds=30, batch=2, lr=0.05, server="adam", gradients=gradients, progress=False
     )
     assert history.last.loss < 0.8 * history.rounds[0].loss
 
