@@ -42,6 +42,7 @@ if TYPE_CHECKING:  # the names of _LAZY below, for those who read types
     from fedmpdd.runs.history import read_run as read_run
     from fedmpdd.simulation.config import load_config as load_config
     from fedmpdd.tasks.pretrained import load_pretrained as load_pretrained
+    from fedmpdd.tasks import text as text
     from fedmpdd.tasks.task import Task as Task
     from fedmpdd.tasks.task import partition as partition
     from fedmpdd.torch.adapters import lora as lora
@@ -99,10 +100,13 @@ _LAZY = {
     "save_adapter": "fedmpdd.torch.adapters",
     "simulate": "fedmpdd.front.simulate",
     "testing": "fedmpdd.testing",
+    "text": "fedmpdd.tasks.text",
     "torch": "fedmpdd.torch",
     "train": "fedmpdd.front.simulate",
     "train_together": "fedmpdd.front.together",
 }
+
+_MODULES = {"callbacks", "testing", "text", "torch"}  # of them, those that are modules and not names in one
 
 
 def __getattr__(name: str) -> Any:
@@ -116,7 +120,7 @@ def __getattr__(name: str) -> Any:
         raise MissingDependencyError(
             f"fedmpdd.{name} needs the package {error.name}, which is missing; pip install 'fedmpdd[train]'"
         ) from None
-    return module if module.__name__ == f"fedmpdd.{name}" or name == "callbacks" else getattr(module, name)
+    return module if name in _MODULES else getattr(module, name)
 
 
 def __dir__() -> list[str]:
