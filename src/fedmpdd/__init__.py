@@ -41,8 +41,8 @@ if TYPE_CHECKING:  # the names of _LAZY below, for those who read types
     from fedmpdd.runs.history import History as History
     from fedmpdd.runs.history import read_run as read_run
     from fedmpdd.simulation.config import load_config as load_config
-    from fedmpdd.tasks.pretrained import load_pretrained as load_pretrained
     from fedmpdd.tasks import text as text
+    from fedmpdd.tasks.pretrained import load_pretrained as load_pretrained
     from fedmpdd.tasks.task import Task as Task
     from fedmpdd.tasks.task import partition as partition
     from fedmpdd.torch.adapters import lora as lora
