@@ -9,7 +9,9 @@ from fedmpdd.codecs import (
     QSGD,
     Codec,
     DeComFL,
+    FedKSeed,
     FedSGD,
+    FeedSign,
     Gaussian,
     Laplace,
     LpProj,
@@ -48,8 +50,15 @@ CODECS_UNDER_TEST: list[Codec] = [
     Peaks(m=12, group=16),
     Peaks(m=9, group=64, family="rademacher"),
     DeComFL(m=12),
+    FedKSeed(m=12),
+    FedKSeed(m=12, log2_step=7, bits=4),
+    FedKSeed(m=21, pool=2**20, bits=1),
+    FeedSign(),
+    FeedSign(m=21),
     SAFedLora(rank=2, shapes=((10, 15), (50, 0))),
 ]
+# Signs without a scale have one magnitude, whatever the gradient, and no zero.
+BARE_SIGNS = [codec for codec in CODECS_UNDER_TEST if codec == SignSGD(scaled=False) or isinstance(codec, FeedSign)]
 
 
 def label(codec: object) -> str:

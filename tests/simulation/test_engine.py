@@ -232,7 +232,7 @@ def test_zeroth_order_scalars_are_those_of_the_gradient() -> None:
     codec = fed.codec
     assert isinstance(codec, DeComFL)
     work = Work(0, np.arange(4), batches)
-    slopes = fed._client_step.slopes(fed.flat, work, codec, keys[0]).rows
+    slopes = fed._client_step.slopes(fed.flat, work, codec, keys[:4]).rows
     gradients = fed._client_step(fed.flat, work).rows.numpy()
     exact = np.stack([update.arrays[0] for update in codec.encode(gradients, [keys[0]] * 4)])
     assert np.allclose(slopes, exact, rtol=0.02, atol=0.02)

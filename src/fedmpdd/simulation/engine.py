@@ -242,7 +242,7 @@ class Federation:
         codec: Any = self.codec.at_round(plan.round)
         work = Work(plan.round, plan.present, plan.batches)
         if self._source == "losses":
-            return self._client_step.slopes(self.flat, work, codec, plan.keys[0])
+            return self._client_step.slopes(self.flat, work, codec, plan.keys)
         if self._source == "forward":
             return self._client_step.derivatives(self.flat, work, codec, plan.keys)
         return self._client_step(self.flat, work)
