@@ -60,8 +60,8 @@ class FedKSeed(LossCodec):
         family_named(self.family).check(d, self.pool, 0)
 
     def work(self, d: int, slot: int = 0) -> int:
-        """See Codec: directions far apart are added one by one, where neighbours go four at a time."""
-        return 2 * d * self.m
+        """See Codec: a direction by itself takes as long as four neighbours."""
+        return 4 * d * self.m
 
     def parameters(self) -> Parameters:
         return Parameters(self.pool.bit_length() - 1, self.log2_step + 32 * BITS.index(self.bits), self.m)

@@ -196,5 +196,6 @@ class ScalarCodec(Codec):
 
     def evidence(self, updates: Sequence[Update]) -> Evidence:
         """See Codec: the scalars themselves, as they were rounded."""
-        numbers, scales, _ = self.written(updates)
-        return Projections(self.family, [update.key for update in updates], numbers, scales, self.scalars.rounding)
+        (numbers, scales, _), code = self.written(updates), self.scalars
+        keys = [update.key for update in updates]
+        return Projections(self.family, keys, numbers, scales, code.rounding, sized=code.sized)

@@ -53,6 +53,7 @@ class ScalarCode(ABC):
 
     rounding: ClassVar[str] = "exact"  # what became of a scalar: "exact", "levels", "signs" or "choices"
     graded: ClassVar[bool] = True  # whether its numbers have sizes, so that the middle one of several means something
+    sized: ClassVar[bool] = True  # whether an update tells how long its gradient is
 
     @abstractmethod
     def sections(self, count: int) -> tuple[Section, ...]:
@@ -217,6 +218,7 @@ class BareSignCode(ScalarCode):
 
     rounding: ClassVar[str] = "signs"
     graded: ClassVar[bool] = False
+    sized: ClassVar[bool] = False
 
     def sections(self, count: int) -> tuple[Section, ...]:
         return (Section("signs", "|u1", packed_bytes(count, 1)),)
