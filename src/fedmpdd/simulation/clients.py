@@ -325,6 +325,8 @@ class ClientStep:
             inputs, targets = batch
             outputs = logits_of(objective.outputs(flat, inputs.flatten(0, 1))).double()
             return loss.per_example(outputs, targets.flatten(0, 1)).view(len(targets), -1).mean(dim=1)
+        if self._method == "loop" and self._config.source == "losses":
+            return self._losses_apart(objective, flat.expand(len(rows.seeds), -1), batch, rows.seeds)
         with self._randomness(rows.seeds, vectorised=True):
             together = torch.func.vmap(objective, in_dims=(None, 0), randomness="different" if self._draws else "error")
             losses: Tensor = together(flat, batch)
