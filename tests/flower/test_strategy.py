@@ -462,6 +462,8 @@ def test_a_checkpoint_of_another_server_is_refused(tmp_path: Path) -> None:
         ({"codec": "magic"}, "unknown"),
         ({"codec": "mpdd:m=0"}, "m = 0"),
         ({"codec": "decomfl:m=3:keys=shared"}, "sends losses"),
+        ({"codec": "fedkseed:m=3"}, "sends losses"),
+        ({"codec": "feedsign:keys=shared"}, "sends losses"),
         ({"codec": "mpdd:m=4:keys=derived"}, "derived"),
         ({"returns": "gradient"}, "needs lr"),
         ({"returns": "loss"}, 'expected "model" or "gradient"'),
