@@ -12,6 +12,7 @@ from fedmpdd.codecs import (
     FedKSeed,
     FedSGD,
     FeedSign,
+    Ferret,
     Gaussian,
     Laplace,
     LpProj,
@@ -55,6 +56,8 @@ CODECS_UNDER_TEST: list[Codec] = [
     FedKSeed(m=21, pool=2**20, bits=1),
     FeedSign(),
     FeedSign(m=21),
+    Ferret(m=24, shapes=(200,)),
+    Ferret(m=30, shapes=(100, 7, 3, 60, 30)),
     SAFedLora(rank=2, shapes=((10, 15), (50, 0))),
 ]
 # Signs without a scale have one magnitude, whatever the gradient, and no zero.

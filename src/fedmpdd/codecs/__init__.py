@@ -8,6 +8,7 @@ from fedmpdd.codecs.evidence import Evidence
 from fedmpdd.codecs.fedkseed import FedKSeed
 from fedmpdd.codecs.fedsgd import FedSGD
 from fedmpdd.codecs.feedsign import FeedSign
+from fedmpdd.codecs.ferret import Ferret
 from fedmpdd.codecs.loss_codec import LossCodec
 from fedmpdd.codecs.lp_proj import LpProj
 from fedmpdd.codecs.mpdd import MPDD
@@ -38,6 +39,7 @@ __all__ = [
     "FedKSeed",
     "FedSGD",
     "FeedSign",
+    "Ferret",
     "Gaussian",
     "Laplace",
     "LossCodec",
