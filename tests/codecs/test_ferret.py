@@ -64,6 +64,28 @@ def test_estimate_is_the_definition() -> None:
     assert np.allclose(CODEC.decode_mean([update]), expected, rtol=1e-4, atol=1e-2)
 
 
+def test_the_document_is_enough_to_decode_to_the_same_bits() -> None:
+    keys, weights = [Key(11, 2), Key(11, 0), Key(5)], [3.0, 0.1, 7.0]
+    updates = CODEC.encode(uneven(3), keys)
+    expected = np.zeros(100, dtype=np.float32)
+    for update, key, weight in zip(updates, keys, weights, strict=True):
+        packed, scalars = update.arrays
+        levels = [int(packed[number // 2]) >> 4 * (number % 2) & 15 for number in range(4)]
+        shares = [math.floor(2 ** (16 - level / 2) + 0.5) for level in levels]
+        counts = [1 + 16 * share // sum(shares) for share in shares]
+        for number in sorted(range(4), key=lambda number: -(16 * shares[number] % sum(shares)))[: 20 - sum(counts)]:
+            counts[number] += 1
+        begin = 0
+        for number, (count, block) in enumerate(zip(counts, CODEC.blocks(), strict=True)):
+            part = np.zeros(block.stop - block.start, dtype=np.float32)
+            some = scalars[begin : begin + count].astype(np.float64)
+            coefficients = (weight / math.fsum(weights) / count * some).astype(np.float32)
+            reference.rademacher_decode(coefficients, derive_seed(key.seed, key.slot, 2 + number), 0, part)
+            expected[block] += part
+            begin += count
+    assert expected.tobytes() == CODEC.decode_mean(updates, weights).tobytes()
+
+
 def test_blocks_save_error_where_lengths_differ() -> None:
     """By (Σ √d_l ‖g_l‖)² / (d ‖g‖²), up to the scalar that every block has."""
     errors = {}

@@ -107,6 +107,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
         "peaks:m=2:group=4:grows_to=9:grows_after=1",
         "lp-proj:size=55",
         "sa-fedlora:rank=2:warmup=1",
+        "ferret:m=40",
         "laplace:noise=0.0001",
     ],
 )

@@ -35,6 +35,7 @@ CODECS: list[dict[str, Any]] = [
     {"name": "topk", "k": 500, "error_feedback": True},
     {"name": "decomfl", "m": 3, "keys": "shared"},
     {"name": "fedkseed", "m": 3, "keys": "derived"},
+    {"name": "ferret", "m": 60},
 ]
 
 

@@ -208,6 +208,7 @@ EVERY_CODEC: list[dict[str, Any]] = [
     {"name": "decomfl", "m": 300, "keys": "shared"},
     {"name": "fedkseed", "m": 300, "keys": "derived"},
     {"name": "feedsign", "m": 300, "keys": "shared"},
+    {"name": "ferret", "m": 300},
     {"name": "sa-fedlora", "rank": 4, "warmup": 5},
 ]
 
@@ -401,6 +402,7 @@ EVERY_PATH = {
     "fedkseed, mean": {"codec": {"name": "fedkseed", "m": 4, "keys": "shared"}, "downlink_bits": 8},
     "fedkseed, protected": {"codec": {"name": "fedkseed", "m": 4, "clip": 1.0, "noise_multiplier": 1.0}},
     "feedsign": {"codec": {"name": "feedsign", "m": 4, "keys": "shared"}},
+    "ferret": {"codec": {"name": "ferret", "m": 20, "keys": "partitioned"}, "local_steps": 2, "local_lr": 0.1},
     "feedsign, mean": {"codec": {"name": "feedsign", "m": 4, "keys": "shared"}, "downlink_bits": 1},
     "feedsign, robust": {"codec": {"name": "feedsign", "m": 4, "keys": "shared"}, "robust": {}},
 }
@@ -443,6 +445,7 @@ GROUPED = {
     "fedkseed": {"codec": {"name": "fedkseed", "m": 4, "keys": "derived"}, "local_steps": 4, "local_lr": 0.01},
     "fedkseed, forward": {"client": "forward", "codec": {"name": "fedkseed", "m": 4, "keys": "derived"}},
     "feedsign": {"codec": {"name": "feedsign", "m": 4, "keys": "shared"}},
+    "ferret": {"codec": {"name": "ferret", "m": 20, "keys": "partitioned"}, "local_steps": 2, "local_lr": 0.1},
     "forward": {"client": "forward"},
     "forward, shared": {"client": "forward", "codec": {"name": "mpdd", "m": 16, "keys": "shared"}},
     "local steps": {"local_steps": 2, "local_lr": 0.1},

@@ -57,6 +57,7 @@ CASES: dict[str, dict[str, Any]] = {
         "downlink": "replay",
         "downlink_bits": 4,
     },
+    "ferret": {"codec": {"name": "ferret", "m": 20}, "local_steps": 2, "local_lr": 0.1},
     "feedsign": {"codec": {"name": "feedsign", "m": 4, "keys": "shared"}, "downlink": "replay"},
     "feedsign, a bit down": {
         "codec": {"name": "feedsign", "keys": "shared"},
