@@ -225,6 +225,9 @@ EVERY_CODEC: list[dict[str, Any]] = [
     {"name": "eden", "bits": 1},
     {"name": "peaks", "m": 60, "group": 64},
     {"name": "decomfl", "m": 300, "keys": "shared"},
+    {"name": "fedkseed", "m": 300, "keys": "derived"},
+    {"name": "feedsign", "m": 300, "keys": "shared"},
+    {"name": "ferret", "m": 300},
     {"name": "sa-fedlora", "rank": 4, "warmup": 5},
 ]
 
@@ -251,7 +254,7 @@ def test_zeroth_order_scalars_are_those_of_the_gradient() -> None:
     codec = fed.codec
     assert isinstance(codec, DeComFL)
     work = Work(0, np.arange(4), batches)
-    slopes = fed._client_step.slopes(fed.flat, work, codec, keys[0]).rows
+    slopes = fed._client_step.slopes(fed.flat, work, codec, keys[:4]).rows
     gradients = fed._client_step(fed.flat, work).rows.numpy()
     exact = np.stack([update.arrays[0] for update in codec.encode(gradients, [keys[0]] * 4)])
     assert np.allclose(slopes, exact, rtol=0.02, atol=0.02)
@@ -291,9 +294,10 @@ def test_participation_is_the_share_that_was_meant(participation: float) -> None
     [
         ({"codec": {"name": "mpdd", "m": 8, "error_feedback": True}}, "codec: .* grow without bound"),
         (
-            {"codec": {"name": "decomfl", "keys": "shared"}, "local_steps": 2, "local_lr": 0.1},
-            "losses have no gradient",
+            {"codec": {"name": "decomfl", "keys": "shared"}, "local_steps": 3, "local_lr": 0.1},
+            "a number of steps that divides m",
         ),
+        ({"codec": {"name": "feedsign"}}, 'set keys = "shared"'),
         ({"clients": 333, "partition": {"kind": "classes"}, "batch": 13}, "batch = 13 is more than client"),
         ({"batch": True}, "batch = True"),
         ({"clients": "100"}, "clients = '100'"),
@@ -413,6 +417,13 @@ EVERY_PATH = {
     "forward": {"client": "forward", "codec": {"name": "peaks", "m": 1, "group": 8}},
     "qsgd": {"codec": {"name": "qsgd", "bits": 4}},
     "robust": {"codec": {"name": "mpdd", "m": 16, "keys": "shared"}, "robust": {}},
+    "fedkseed": {"codec": {"name": "fedkseed", "m": 4, "bits": 8}, "local_steps": 2, "local_lr": 0.01},
+    "fedkseed, mean": {"codec": {"name": "fedkseed", "m": 4, "keys": "shared"}, "downlink_bits": 8},
+    "fedkseed, protected": {"codec": {"name": "fedkseed", "m": 4, "clip": 1.0, "noise_multiplier": 1.0}},
+    "feedsign": {"codec": {"name": "feedsign", "m": 4, "keys": "shared"}},
+    "ferret": {"codec": {"name": "ferret", "m": 20, "keys": "partitioned"}, "local_steps": 2, "local_lr": 0.1},
+    "feedsign, mean": {"codec": {"name": "feedsign", "m": 4, "keys": "shared"}, "downlink_bits": 1},
+    "feedsign, robust": {"codec": {"name": "feedsign", "m": 4, "keys": "shared"}, "robust": {}},
 }
 
 
@@ -445,6 +456,15 @@ GROUPED = {
     "laplace": {"codec": {"name": "laplace", "noise": 0.1}},
     "fedsgd": {"codec": {"name": "fedsgd"}, "weighting": "examples", "dropout": 0.3},
     "decomfl": {"codec": {"name": "decomfl", "m": 4, "keys": "shared"}},
+    "decomfl, steps": {
+        "codec": {"name": "decomfl", "m": 4, "keys": "shared"},
+        "local_steps": 2,
+        "local_lr": 0.01,
+    },
+    "fedkseed": {"codec": {"name": "fedkseed", "m": 4, "keys": "derived"}, "local_steps": 4, "local_lr": 0.01},
+    "fedkseed, forward": {"client": "forward", "codec": {"name": "fedkseed", "m": 4, "keys": "derived"}},
+    "feedsign": {"codec": {"name": "feedsign", "m": 4, "keys": "shared"}},
+    "ferret": {"codec": {"name": "ferret", "m": 20, "keys": "partitioned"}, "local_steps": 2, "local_lr": 0.1},
     "forward": {"client": "forward"},
     "forward, shared": {"client": "forward", "codec": {"name": "mpdd", "m": 16, "keys": "shared"}},
     "local steps": {"local_steps": 2, "local_lr": 0.1},
