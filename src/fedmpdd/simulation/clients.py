@@ -165,7 +165,7 @@ class ClientStep:
     def _by_linear_layers(self) -> bool:
         """Whether linear layers are all that is trained, as in adapters, and nothing mixes the examples of a batch."""
         config, objective = self._config, self._objective
-        if config.gradients not in ("auto", "layers") or config.source != "backward":
+        if config.gradients not in ("auto", "layers") or config.source == "forward":
             return False
         if objective.loss.per_example is None or objective.mixes_examples or not has_linear_layers(objective):
             return False
@@ -438,13 +438,36 @@ class ClientStep:
             def losses_at(models: Tensor, step: int) -> Tensor:
                 return self._client_losses(objective, models, self._at_step(rows, work, step))
 
+            def losses_of_all(models: Tensor, step: int) -> Tensor:
+                return self._losses_of_all(objective, models, self._at_step(rows, work, step))
+
             with torch.no_grad():
                 some = [keys[number] for number in rows.numbers]
-                scalars[rows.clients], losses[rows.clients] = zeroth_order.scalars(losses_at, flat, some)
+                at_once = self._models_at_once(rows.examples.size)
+                scalars[rows.clients], losses[rows.clients] = zeroth_order.scalars(
+                    losses_at, flat, some, losses_of_all=losses_of_all if at_once > 1 else None, at_once=at_once
+                )
 
         with visible_draws() if self._draws else nullcontext(), blamed_on_the_task(work.round):
             self._workers.map(compute, self._cut(work, 0))
         return Computed(scalars, losses)
+
+    def _models_at_once(self, examples: int) -> int:
+        """How many models, each with so many examples, one pass takes side by side."""
+        if self._method != "layers" or self._linear_layers is None:
+            return 1
+        if self._device.type == "cuda":
+            return self._fitting(examples, 1)
+        return max(1, CHUNK_EXAMPLES // examples)
+
+    def _losses_of_all(self, objective: Objective, models: Tensor, rows: _Rows) -> Tensor:
+        """The losses [models, clients] of all clients at each of some models [models, d], in float64."""
+        assert self._linear_layers is not None
+        clients = len(rows.examples)
+        batch = tree_map(lambda leaf: leaf.expand(len(models), *leaf.shape).flatten(0, 1), self._gathered(rows))
+        together = models.repeat_interleave(clients, dim=0)
+        losses = self._linear_layers.losses(objective, together, batch, precise=True)
+        return losses.view(len(models), clients).double()
 
     def _at_step(self, rows: _Rows, work: Work, step: int) -> _Rows:
         """The same clients at another of their steps."""
@@ -484,9 +507,9 @@ class ClientStep:
         if flat.ndim == 2:
             return self._losses_apart(objective, flat, batch, rows.seeds)
         if loss.per_example is not None and not self._draws and not objective.mixes_examples:
-            inputs, targets = batch
-            outputs = logits_of(objective.outputs(flat, inputs.flatten(0, 1))).double()
-            return loss.per_example(outputs, targets.flatten(0, 1)).view(len(targets), -1).mean(dim=1)
+            *inputs, targets = tree_map(lambda leaf: leaf.flatten(0, 1), batch)
+            outputs = logits_of(objective.outputs(flat, *inputs)).double()
+            return loss.per_example(outputs, targets).view(len(rows.examples), -1).mean(dim=1)
         if self._method == "loop" and self._config.source == "losses":
             return self._losses_apart(objective, flat.expand(len(rows.seeds), -1), batch, rows.seeds)
         with self._randomness(rows.seeds, vectorised=True):
@@ -507,8 +530,11 @@ class ClientStep:
         def value(flat: Tensor, one: Batch) -> Tensor:
             if objective.loss.per_example is None:
                 return objective(flat, one).double()
-            inputs, targets = one  # in float64 from the outputs on: a slope is the difference of two such losses
-            return objective.loss.per_example(logits_of(objective.outputs(flat, inputs)).double(), targets).mean()
+            *inputs, targets = one  # in float64 from the outputs on: a slope is the difference of two such losses
+            return objective.loss.per_example(logits_of(objective.outputs(flat, *inputs)).double(), targets).mean()
+
+        if self._method == "layers" and self._linear_layers is not None:
+            return self._linear_layers.losses(objective, models, batch, precise=True).double()
 
         if self._method == "loop":
             values = []

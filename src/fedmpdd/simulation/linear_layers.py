@@ -85,22 +85,37 @@ class LinearLayerGradients:
             gradients: where to write.
 
         """
-        if objective not in self._with_rows:
-            self._with_rows[objective] = _with_rows(objective)
         clients = len(gradients)
         models = flat.expand(clients, -1).detach().requires_grad_()
-        *inputs, targets = tree_map(lambda leaf: leaf.flatten(0, 1), inputs_and_targets(batch))
-        losses = _client_losses(objective.loss, self._with_rows[objective].outputs(models, *inputs), targets, clients)
+        losses = self.losses(objective, models, batch)
         gradients.copy_(torch.autograd.grad(losses.sum(), models)[0])
         return losses.detach()
 
+    def losses(self, objective: Objective, models: Tensor, batch: Batch, *, precise: bool = False) -> Tensor:
+        """Return the losses [models] of batches [models, batch, …], each at its own model [models, d].
 
-def _client_losses(loss: Loss, outputs: Any, targets: Tensor, clients: int) -> Tensor:
+        Args:
+            objective: what clients minimise; one thread uses it at a time.
+            models: parameters.
+            batch: examples.
+            precise: whether what leaves the network is float64 from there on.
+
+        """
+        if objective not in self._with_rows:
+            self._with_rows[objective] = _with_rows(objective)
+        *inputs, targets = tree_map(lambda leaf: leaf.flatten(0, 1), inputs_and_targets(batch))
+        outputs = self._with_rows[objective].outputs(models, *inputs)
+        if isinstance(objective.loss, CrossEntropy):
+            outputs = logits_of(outputs)
+        return _mean_losses(objective.loss, outputs.double() if precise else outputs, targets, len(models))
+
+
+def _mean_losses(loss: Loss, outputs: Any, targets: Tensor, clients: int) -> Tensor:
     """The mean loss of each client, as it would be of its batch alone."""
     assert loss.per_example is not None
+    each = loss.per_example(outputs, targets)
     if not isinstance(loss, CrossEntropy):
-        return loss.per_example(outputs, targets).view(clients, -1).mean(dim=1)
-    each = loss.per_example(logits_of(outputs), targets)
+        return each.view(clients, -1).mean(dim=1)
     counted = (targets != IGNORED).view(clients, -1).sum(dim=1)
     return each.view(clients, -1).sum(dim=1) / counted
 

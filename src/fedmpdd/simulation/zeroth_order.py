@@ -14,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedmpdd.codecs import LossCodec
+from fedmpdd.codecs import MPDD, LossCodec, Update
 from fedmpdd.directions import Key, direction
 from fedmpdd.simulation.config import RunConfig
 
-Losses = Callable[[Tensor, int], Tensor]  # of some clients [clients], at one model [d] or one each, at one of the steps
+Losses = Callable[[Tensor, int], Tensor]  # of some clients at models, on the minibatches of one of their steps
 
 
 @dataclass(frozen=True)
@@ -43,15 +43,27 @@ class ZerothOrder:
         """Return what a config asks for."""
         return cls(codec, config.local_steps, config.local_lr, config.proximal)
 
-    def scalars(self, losses: Losses, flat: Tensor, keys: Sequence[Key]) -> tuple[NDArray[np.float64], Tensor]:
+    def scalars(
+        self,
+        losses: Losses,
+        flat: Tensor,
+        keys: Sequence[Key],
+        *,
+        losses_of_all: Losses | None = None,
+        at_once: int = 1,
+    ) -> tuple[NDArray[np.float64], Tensor]:
         """Return the scalars [clients, m] of some clients, and their losses [clients] or, of steps, [clients, steps].
 
         Args:
-            losses: in float64.
+            losses: [clients] in float64, at one model [d], or at one each [clients, d].
             flat: the server's model [d].
             keys: of these clients. Those with one key are at one model, and go through the network together.
+            losses_of_all: of all clients at each of several models: [models, clients]; model by model by default.
+            at_once: how many models it takes at a time.
 
         """
+        if self.lr is None and losses_of_all is not None and len(set(keys)) == 1:
+            return self._shared_slopes(losses_of_all, flat, keys, at_once), losses(flat, 0)
         if self.lr is None:
             slopes, _, _ = self._slopes(losses, flat, keys, 0)
             return slopes, losses(flat, 0)
@@ -66,6 +78,25 @@ class ZerothOrder:
             moved = shrink * moved + self.lr * gradients
             seen.append(middle)
         return scalars, torch.stack(seen, dim=1)
+
+    def _shared_slopes(
+        self, losses_of_all: Losses, flat: Tensor, keys: Sequence[Key], at_once: int
+    ) -> NDArray[np.float64]:
+        """Slopes [clients, directions] of clients at one model, along directions of all of them."""
+        count, size, pairs = self.codec.count, self.codec.step, max(1, at_once // 2)
+        slopes = np.empty((len(keys), count))
+        for begin in range(0, count, pairs):
+            some = range(begin, min(begin + pairs, count))
+            ahead, behind = [], []
+            for number in some:
+                along = size * self._directions(keys, number, flat)
+                ahead.append(flat + along)
+                behind.append(flat - along)
+            models = torch.stack([*ahead, *behind])
+            values = torch.cat([losses_of_all(part, 0) for part in torch.split(models, at_once)])
+            first, second = values.cpu().numpy().reshape(2, len(some), len(keys))
+            slopes[:, begin : some.stop] = ((first - second) / (2 * size)).T
+        return slopes
 
     def _of_step(self, step: int) -> slice:
         """Which directions of an update a step goes along."""
@@ -96,5 +127,14 @@ class ZerothOrder:
         d = models.shape[-1]
         chosen = [self.codec.direction_keys(key, number, number + 1)[0] for key in keys]
         if len(set(chosen)) == 1:
-            return torch.from_numpy(direction(chosen[0], 1, 0, d)).to(models.device)
-        return torch.from_numpy(np.stack([direction(one, 1, 0, d) for one in chosen])).to(models.device)
+            return _direction(chosen[0], d, models)
+        return torch.stack([_direction(one, d, models) for one in chosen])
+
+
+def _direction(key: Key, d: int, like: Tensor) -> Tensor:
+    """The first direction of a key [d], made where a tensor is."""
+    if not like.is_cuda:
+        return torch.from_numpy(direction(key, 1, 0, d))
+    unit = MPDD(1)  # whose estimate of one scalar 1 is the direction itself
+    update = Update(unit, d, key, (np.ones(1, np.float32),))
+    return unit.decode_mean_on(str(like.device), [update])
