@@ -1,8 +1,9 @@
 """Fine-tuning of a pretrained language model, measured: codecs side by side, each with step sizes of its own.
 
-OUT/STUDY/tries/ROW/lr-LR/             one seed with every step size; the best on the dev sentences is chosen
-OUT/STUDY/runs/ROW/seed-SEED/          the others with that one; run folders go on where they ended
-OUT/STUDY/runs/ROW/seed-SEED.test.json accuracy on the test sentences, which are looked at once, at the end
+OUT/STUDY/tries/ROW-lr-LR/             one seed with every step size; the best on the dev sentences is chosen
+OUT/STUDY/runs/ROW-seed-SEED/          the others with that one; run folders go on where they ended
+OUT/STUDY/runs/ROW-seed-SEED.test.json accuracy on the test sentences, which are looked at once, at the end
+OUT/STUDY/runs/ROW.cost.json           milliseconds of a round and memory of a client, where there is a GPU
 OUT/STUDY/results.json, table.md, curves.png, report.html
 """
 
@@ -12,17 +13,18 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 
 import fedmpdd as fm
-from fedmpdd.documents import write_json, write_text
+from fedmpdd.documents import read_json, write_json, write_text
 from fedmpdd.errors import ConfigError, DocumentError
 from fedmpdd.front.callbacks import Callback, Training
 from fedmpdd.report import Goals, collect, write_report
 from fedmpdd.runs.history import History
-from fedmpdd.simulation import RunConfig, client_work
+from fedmpdd.simulation import RunConfig, client_work, federation_of
 from fedmpdd_paper.pictures import draw_curves
 from fedmpdd_paper.summaries import over_seeds
 from fedmpdd_paper.table_text import short_bytes, three_digits
@@ -31,6 +33,7 @@ from fedmpdd_paper.trainings import OnRound, Workspace
 
 FIRST_TRY = 1  # the seed of step sizes that are tried; none of those that count
 PARTS = 256  # test sentences at a time
+ROUNDS_TIMED = 20
 
 
 @dataclass(frozen=True)
@@ -181,7 +184,7 @@ def reproduce_finetuning(
         if not histories[name].diverged and not after.path(name).is_file():  # it was killed between the two
             after.keep(name, fm.train(configs[name], task=loaded.task, out=tests / name, progress=False).model)
 
-    done = [_row(study, row, best[row.name], loaded, tests, histories, seeds) for row in chosen]
+    done = [_row(study, row, best[row.name], loaded, tests, histories, seeds, workspace.device) for row in chosen]
     results = _with_earlier(
         study,
         folder / "results.json",
@@ -290,14 +293,14 @@ def _row(
     tests: Path,
     histories: Mapping[str, History],
     seeds: int,
+    device: str,
 ) -> dict[str, Any]:
     names = [run_name(row, seed) for seed in SEEDS[: min(seeds, row.seeds)]]
     of_seeds = [histories[name] for name in names]
-    config = study.config(loaded.task, row, SEEDS[0], lr, "cpu")
+    config = study.config(loaded.task, row, SEEDS[0], lr, device)
     work, clients = client_work(config), study.clients
     tested = [_tested(tests / f"{name}.test.json") for name in names]
     last = [history.last for history in of_seeds]
-    timed = [entry for history in of_seeds for entry in history.rounds[3:]]
     return {
         "name": row.name,
         "codec": row.codec,
@@ -317,7 +320,47 @@ def _row(
         "forwards": work.forwards,
         "backwards": work.backwards,
         "keeps_activations": work.keeps_activations,
-        "rounds_timed": len(timed),
+        **_measured_once(tests / f"{slug(row.name)}.cost.json", loaded, config),
+    }
+
+
+def _measured_once(path: Path, loaded: Loaded, config: RunConfig) -> dict[str, Any]:
+    if path.is_file():
+        return dict(read_json(path))
+    costs = measured(loaded, config)
+    if costs:
+        write_json(path, costs)
+    return costs
+
+
+def measured(loaded: Loaded, config: RunConfig) -> dict[str, Any]:
+    """Return what a round takes on a GPU: milliseconds, the codec's part of them, and the memory of one client.
+
+    Memory is what one client that computes alone has at most, above the model that it was sent. Nothing is measured on
+    a CPU, where memory is shared with everything else.
+
+    Args:
+        loaded: the task.
+        config: of a training.
+
+    """
+    if config.device == "cpu" or not torch.cuda.is_available():
+        return {}
+    never = {"evaluate_every": config.rounds, "journal": None, "downlink": "model"}
+    federation = federation_of(config.model_copy(update=never), loaded.task)
+    rounds = [federation.run_round() for _ in range(ROUNDS_TIMED + 3)][3:]
+    seconds = [entry.gradient_s + entry.encode_s + entry.decode_s for entry in rounds]
+    codec = [entry.encode_s + entry.decode_s for entry in rounds]
+    alone = {**never, "clients_per_round": 1, "gradients": "loop"}
+    one = federation_of(config.model_copy(update=alone), loaded.task)
+    one.run_round()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    one.run_round()
+    return {
+        "round_ms": 1_000 * median(seconds),
+        "codec_share": median(codec) / median(seconds),
+        "client_memory": torch.cuda.max_memory_allocated() - before,
     }
 
 
@@ -339,6 +382,21 @@ def _with_earlier(study: FineTuning, path: Path, now: dict[str, Any]) -> dict[st
     return {**now, "rows": [rows[row.name] for row in study.rows if row.name in rows]}
 
 
+_COLUMNS = (
+    "codec",
+    "lr",
+    "bytes an update",
+    "rounds",
+    "dev",
+    "test",
+    "up a client",
+    "down a client",
+    "passes",
+    "memory",
+    "times fewer",
+)
+
+
 def finetuning_text(results: dict[str, Any]) -> str:
     """The results as a table for people; bytes are payloads, as bare frames carry them."""
     lines = [
@@ -346,8 +404,8 @@ def finetuning_text(results: dict[str, Any]) -> str:
         "",
         f"d = {results['d']:,}, {results['clients']} clients. Bytes are those of bare frames, of a client on average.",
         "",
-        "| codec | lr | bytes an update | rounds | dev | test | up a client | down a client | passes | times fewer |",
-        "| --- " * 10 + "|",
+        f"| {' | '.join(_COLUMNS)} |",
+        "| --- " * len(_COLUMNS) + "|",
     ]
     base = results["rows"][0]["up_per_client"]["mean"]
     for row in results["rows"]:
@@ -357,6 +415,7 @@ def finetuning_text(results: dict[str, Any]) -> str:
             f"| {row['name']}{lost} | {row['lr']:g} | {row['update_bytes']['mean']:,.0f} "
             f"| {row['rounds']['mean']:,.0f} | {_percent(row['dev'])} | {_percent(row['test'])} | {short_bytes(up)} "
             f"| {short_bytes(row['down_per_client']['mean'])} | {row['forwards']} + {row['backwards']} "
+            f"| {short_bytes(row['client_memory']) if 'client_memory' in row else '–'} "
             f"| {three_digits(base / up) if up else '–'} |"
         )
     return "\n".join([*lines, ""])
