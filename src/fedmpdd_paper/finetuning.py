@@ -8,7 +8,6 @@ OUT/STUDY/results.json, table.md, curves.png, report.html
 """
 
 import functools
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ import torch
 
 import fedmpdd as fm
 from fedmpdd.documents import read_json, write_json, write_text
-from fedmpdd.errors import ConfigError, DocumentError
+from fedmpdd.errors import ConfigError, RunError
 from fedmpdd.front.callbacks import Callback, Training
 from fedmpdd.report import Goals, collect, write_report
 from fedmpdd.runs.history import History
@@ -34,6 +33,7 @@ from fedmpdd_paper.trainings import OnRound, Workspace
 FIRST_TRY = 1  # the seed of step sizes that are tried; none of those that count
 PARTS = 256  # test sentences at a time
 ROUNDS_TIMED = 20
+REMEDY = "delete it, and run the same command again"
 
 
 @dataclass(frozen=True)
@@ -326,7 +326,7 @@ def _row(
 
 def _measured_once(path: Path, loaded: Loaded, config: RunConfig) -> dict[str, Any]:
     if path.is_file():
-        return dict(read_json(path))
+        return dict(read_json(path, REMEDY))
     costs = measured(loaded, config)
     if costs:
         write_json(path, costs)
@@ -368,16 +368,16 @@ def _tested(path: Path) -> float | None:
     if not path.is_file():
         return None
     try:
-        return float(json.loads(path.read_text(encoding="utf-8"))["accuracy"])
+        return float(read_json(path, REMEDY)["accuracy"])
     except (ValueError, KeyError, TypeError):
-        raise DocumentError(f"{path} is damaged; delete it, and run the same command again") from None
+        raise RunError(f"{path} is damaged; {REMEDY}") from None
 
 
 def _with_earlier(study: FineTuning, path: Path, now: dict[str, Any]) -> dict[str, Any]:
     """Add the rows that were measured earlier and not now, in the order of the study."""
     if not path.is_file():
         return now
-    earlier = {row["name"]: row for row in json.loads(path.read_text(encoding="utf-8")).get("rows", [])}
+    earlier = {row["name"]: row for row in read_json(path, REMEDY)["rows"]}
     rows = earlier | {row["name"]: row for row in now["rows"]}
     return {**now, "rows": [rows[row.name] for row in study.rows if row.name in rows]}
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fedmpdd as fm
-from fedmpdd.errors import ConfigError, DocumentError
+from fedmpdd.errors import ConfigError, RunError
 from fedmpdd.tasks.data import banking77, sst2
 from fedmpdd.tasks.pretrained import Pretrained
 from fedmpdd_paper import finetuning
@@ -92,7 +92,7 @@ def test_a_test_that_was_not_written_is_made_up_for(workspace: Workspace) -> Non
     path.unlink()
     assert finetuning.reproduce_finetuning(SMALL, workspace, seeds=1, rows=["peaks"]) == results
     path.write_text("{}")
-    with pytest.raises(DocumentError, match="is damaged"):
+    with pytest.raises(RunError, match="is damaged"):
         finetuning.reproduce_finetuning(SMALL, workspace, seeds=1, rows=["peaks"])
 
 
