@@ -15,11 +15,11 @@ pytest.importorskip("peft", reason="the extra `llm` is not installed")
 SYMBOLS, LENGTH, BLOCKS, CLASSES = 50, 6, 3, 4
 
 
-def llama(kind: str = "LlamaForCausalLM", **settings: Any) -> Any:
+def llama(kind: str = "LlamaForCausalLM", symbols: int = SYMBOLS, width: int = 32, **settings: Any) -> Any:
     torch.manual_seed(1)
     config = transformers.LlamaConfig(
-        vocab_size=SYMBOLS,
-        hidden_size=32,
+        vocab_size=symbols,
+        hidden_size=width,
         intermediate_size=48,
         num_hidden_layers=BLOCKS,
         num_attention_heads=4,
