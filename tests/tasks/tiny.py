@@ -47,6 +47,14 @@ def bert(**settings: Any) -> Any:
     return transformers.BertForSequenceClassification(config).eval()
 
 
+def gpt2() -> Any:
+    torch.manual_seed(1)
+    config = transformers.GPT2Config(
+        vocab_size=SYMBOLS, n_embd=32, n_layer=BLOCKS, n_head=4, n_positions=32, bos_token_id=0, eos_token_id=0
+    )
+    return transformers.GPT2LMHeadModel(config).eval()
+
+
 def texts(count: int = 64, seed: int = 0) -> Tensor:
     """Texts that go through few of the symbols, in steps of one."""
     first = torch.randint(0, 7, (count, 1), generator=torch.Generator().manual_seed(seed))
