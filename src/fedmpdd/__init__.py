@@ -9,7 +9,11 @@ from fedmpdd.codecs import (
     MPDD,
     QSGD,
     Codec,
+    DeComFL,
+    FedKSeed,
     FedSGD,
+    FeedSign,
+    Ferret,
     Gaussian,
     Laplace,
     LpProj,
@@ -25,6 +29,7 @@ from fedmpdd.codecs import (
 )
 from fedmpdd.directions import Key, derive_seed, partitioned_keys
 from fedmpdd.errors import FedmpddError, InputError, MissingDependencyError, WireError
+from fedmpdd.wire.bare import BareSession
 from fedmpdd.wire.frames import Limits, Session, pack, unpack
 
 if TYPE_CHECKING:  # the names of _LAZY below, for those who read types
@@ -33,11 +38,14 @@ if TYPE_CHECKING:  # the names of _LAZY below, for those who read types
     from fedmpdd.front import callbacks as callbacks
     from fedmpdd.front.audit import audit as audit
     from fedmpdd.front.compare import compare as compare
+    from fedmpdd.front.simulate import run_config as run_config
     from fedmpdd.front.simulate import simulate as simulate
     from fedmpdd.front.simulate import train as train
+    from fedmpdd.front.together import train_together as train_together
     from fedmpdd.runs.history import History as History
     from fedmpdd.runs.history import read_run as read_run
     from fedmpdd.simulation.config import load_config as load_config
+    from fedmpdd.tasks import text as text
     from fedmpdd.tasks.pretrained import load_pretrained as load_pretrained
     from fedmpdd.tasks.task import Task as Task
     from fedmpdd.tasks.task import partition as partition
@@ -51,9 +59,14 @@ __all__ = [
     "EDEN",
     "MPDD",
     "QSGD",
+    "BareSession",
     "Codec",
+    "DeComFL",
+    "FedKSeed",
     "FedSGD",
     "FedmpddError",
+    "FeedSign",
+    "Ferret",
     "Gaussian",
     "InputError",
     "Key",
@@ -91,12 +104,17 @@ _LAZY = {
     "lora": "fedmpdd.torch.adapters",
     "partition": "fedmpdd.tasks.task",
     "read_run": "fedmpdd.runs.history",
+    "run_config": "fedmpdd.front.simulate",
     "save_adapter": "fedmpdd.torch.adapters",
     "simulate": "fedmpdd.front.simulate",
     "testing": "fedmpdd.testing",
+    "text": "fedmpdd.tasks.text",
     "torch": "fedmpdd.torch",
     "train": "fedmpdd.front.simulate",
+    "train_together": "fedmpdd.front.together",
 }
+
+_MODULES = {"callbacks", "testing", "text", "torch"}  # of them, those that are modules and not names in one
 
 
 def __getattr__(name: str) -> Any:
@@ -110,7 +128,7 @@ def __getattr__(name: str) -> Any:
         raise MissingDependencyError(
             f"fedmpdd.{name} needs the package {error.name}, which is missing; pip install 'fedmpdd[train]'"
         ) from None
-    return module if module.__name__ == f"fedmpdd.{name}" or name == "callbacks" else getattr(module, name)
+    return module if name in _MODULES else getattr(module, name)
 
 
 def __dir__() -> list[str]:

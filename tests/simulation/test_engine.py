@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedmpdd import BareSession
 from fedmpdd.codecs import MPDD, DeComFL, Peaks
 from fedmpdd.directions import using
 from fedmpdd.errors import ConfigError, RunError
@@ -16,6 +17,7 @@ from fedmpdd.simulation.clients import Work
 from fedmpdd.simulation.engine import federation_of
 from fedmpdd.simulation.replay import model_sha256
 from fedmpdd.tasks.data import load
+from fedmpdd.wire.bundle import unpack_bundle
 
 BASE: dict[str, Any] = {
     "dataset": "mnist-5k",
@@ -93,6 +95,23 @@ def test_ways_to_choose_keys(keys: str) -> None:
     assert metrics.uplink_bytes == 10 * (4 + 5 + 8 + (8 if keys == "sent" else 0))
     seeds = {key.seed for key in sampling.round_keys(fed.config, 0, sampling.sample_clients(fed.config, 0))}
     assert len(seeds) == (1 if keys == "partitioned" else 10)
+
+
+@pytest.mark.parametrize("keys", ["derived", "shared", "partitioned"])
+def test_a_local_run_has_the_updates_of_bare_frames(keys: Any) -> None:
+    """Of peaks that grow, with clients that do not answer: same keys, same updates, and payload is what they count."""
+    codec = {"name": "peaks", "m": 2, "group": 16, "grows_to": 5, "grows_after": 2, "keys": keys}
+    fed = federation(codec=codec, dropout=0.3, journal=True)
+    session = BareSession(fed.codec, fed.model.d, sampling.session_seed(fed.config), keys=keys)
+    for k in range(4):
+        selected = sampling.sample_clients(fed.config, k)
+        places = np.flatnonzero(sampling.survivors(fed.config, k))
+        metrics = fed.run_round()
+        updates = unpack_bundle(fed.bundle, session.codec_at(k), fed.model.d).updates
+        numbers = (places if keys == "partitioned" else selected[places]).tolist()
+        frames = [session.pack(update, k, number) for update, number in zip(updates, numbers, strict=True)]
+        assert [session.unpack(frame, k, number) for frame, number in zip(frames, numbers, strict=True)] == [*updates]
+        assert metrics.payload_bytes == sum(map(len, frames)) == len(places) * session.frame_bytes(k)
 
 
 def test_it_learns() -> None:
@@ -206,6 +225,9 @@ EVERY_CODEC: list[dict[str, Any]] = [
     {"name": "eden", "bits": 1},
     {"name": "peaks", "m": 60, "group": 64},
     {"name": "decomfl", "m": 300, "keys": "shared"},
+    {"name": "fedkseed", "m": 300, "keys": "derived"},
+    {"name": "feedsign", "m": 300, "keys": "shared"},
+    {"name": "ferret", "m": 300},
     {"name": "sa-fedlora", "rank": 4, "warmup": 5},
 ]
 
@@ -232,7 +254,7 @@ def test_zeroth_order_scalars_are_those_of_the_gradient() -> None:
     codec = fed.codec
     assert isinstance(codec, DeComFL)
     work = Work(0, np.arange(4), batches)
-    slopes = fed._client_step.slopes(fed.flat, work, codec, keys[0]).rows
+    slopes = fed._client_step.slopes(fed.flat, work, codec, keys[:4]).rows
     gradients = fed._client_step(fed.flat, work).rows.numpy()
     exact = np.stack([update.arrays[0] for update in codec.encode(gradients, [keys[0]] * 4)])
     assert np.allclose(slopes, exact, rtol=0.02, atol=0.02)
@@ -272,9 +294,10 @@ def test_participation_is_the_share_that_was_meant(participation: float) -> None
     [
         ({"codec": {"name": "mpdd", "m": 8, "error_feedback": True}}, "codec: .* grow without bound"),
         (
-            {"codec": {"name": "decomfl", "keys": "shared"}, "local_steps": 2, "local_lr": 0.1},
-            "losses have no gradient",
+            {"codec": {"name": "decomfl", "keys": "shared"}, "local_steps": 3, "local_lr": 0.1},
+            "a number of steps that divides m",
         ),
+        ({"codec": {"name": "feedsign"}}, 'set keys = "shared"'),
         ({"clients": 333, "partition": {"kind": "classes"}, "batch": 13}, "batch = 13 is more than client"),
         ({"batch": True}, "batch = True"),
         ({"clients": "100"}, "clients = '100'"),
@@ -394,6 +417,13 @@ EVERY_PATH = {
     "forward": {"client": "forward", "codec": {"name": "peaks", "m": 1, "group": 8}},
     "qsgd": {"codec": {"name": "qsgd", "bits": 4}},
     "robust": {"codec": {"name": "mpdd", "m": 16, "keys": "shared"}, "robust": {}},
+    "fedkseed": {"codec": {"name": "fedkseed", "m": 4, "bits": 8}, "local_steps": 2, "local_lr": 0.01},
+    "fedkseed, mean": {"codec": {"name": "fedkseed", "m": 4, "keys": "shared"}, "downlink_bits": 8},
+    "fedkseed, protected": {"codec": {"name": "fedkseed", "m": 4, "clip": 1.0, "noise_multiplier": 1.0}},
+    "feedsign": {"codec": {"name": "feedsign", "m": 4, "keys": "shared"}},
+    "ferret": {"codec": {"name": "ferret", "m": 20, "keys": "partitioned"}, "local_steps": 2, "local_lr": 0.1},
+    "feedsign, mean": {"codec": {"name": "feedsign", "m": 4, "keys": "shared"}, "downlink_bits": 1},
+    "feedsign, robust": {"codec": {"name": "feedsign", "m": 4, "keys": "shared"}, "robust": {}},
 }
 
 
@@ -426,6 +456,15 @@ GROUPED = {
     "laplace": {"codec": {"name": "laplace", "noise": 0.1}},
     "fedsgd": {"codec": {"name": "fedsgd"}, "weighting": "examples", "dropout": 0.3},
     "decomfl": {"codec": {"name": "decomfl", "m": 4, "keys": "shared"}},
+    "decomfl, steps": {
+        "codec": {"name": "decomfl", "m": 4, "keys": "shared"},
+        "local_steps": 2,
+        "local_lr": 0.01,
+    },
+    "fedkseed": {"codec": {"name": "fedkseed", "m": 4, "keys": "derived"}, "local_steps": 4, "local_lr": 0.01},
+    "fedkseed, forward": {"client": "forward", "codec": {"name": "fedkseed", "m": 4, "keys": "derived"}},
+    "feedsign": {"codec": {"name": "feedsign", "m": 4, "keys": "shared"}},
+    "ferret": {"codec": {"name": "ferret", "m": 20, "keys": "partitioned"}, "local_steps": 2, "local_lr": 0.1},
     "forward": {"client": "forward"},
     "forward, shared": {"client": "forward", "codec": {"name": "mpdd", "m": 16, "keys": "shared"}},
     "local steps": {"local_steps": 2, "local_lr": 0.1},

@@ -178,6 +178,7 @@ class Codec(ABC):
     needs_key: ClassVar[bool] = True  # whether decoding needs the key, so that a frame must carry its seed
     self_contained: ClassVar[bool] = False  # whether a frame's header says enough to rebuild the codec
     source: ClassVar[str] = "gradient"  # or "losses": clients send differences of losses instead
+    shares_key: ClassVar[bool] = False  # whether it makes sense only where all clients of a round have one key
     variance_is_bound: ClassVar[bool] = False  # whether `variance` is the largest possible, not the exact one
     noise_from_key: ClassVar[bool] = False  # whether its noise can be repeated by whoever knows the key
 

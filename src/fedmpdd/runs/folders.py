@@ -31,6 +31,7 @@ from fedmpdd.runs.history import CONFIG, ENVIRONMENT, METRICS, SUMMARY, History,
 from fedmpdd.runs.history import read_metrics as read_metrics
 from fedmpdd.runs.settings import breaking_changes, changes, check_same_run, config_record, describe, with_changes
 from fedmpdd.server import checkpoints
+from fedmpdd.simulation.clients import answered
 from fedmpdd.simulation.config import RunConfig, parse_config
 from fedmpdd.simulation.engine import Federation, RoundMetrics, federation_of, make_federation
 from fedmpdd.simulation.journal import JOURNAL, Header, Journal, JournalReader
@@ -259,8 +260,18 @@ class Run:
         Ctrl-C ends it after the round, with a checkpoint; a second one at once. So does `stopped`, which is asked after
         every round. The summary is written when the run is over: not if it was stopped, but if it diverged.
         """
+        interruption = driver.Interruption()
+        beside = [*callbacks] if on_round is None else [driver.AfterRound(lambda _, m: on_round(m, self)), *callbacks]
+        pauses = [interruption] if stopped is None else [driver.PauseWhen(stopped), interruption]
+        answered(self.steps([*beside, *pauses]))
+        if interruption.heard:
+            raise KeyboardInterrupt
+        return self.summary()
+
+    def steps(self, callbacks: Sequence[driver.Callback]) -> driver.Steps:
+        """Train as `train` does, asking somebody else for the gradients of every round."""
         self._note_environment()
-        lines, interruption = driver.MetricsFile(self.folder / METRICS), driver.Interruption()
+        lines = driver.MetricsFile(self.folder / METRICS)
         files: list[driver.Callback] = [
             lines,
             driver.Checkpoints(self._checkpoint, self.config.checkpoint_every, lines),
@@ -268,13 +279,7 @@ class Run:
         ]
         if self._journal is not None:
             files.insert(0, driver.JournalFile(self._journal))  # before anybody hears of the round
-        if on_round is not None:
-            files.append(driver.AfterRound(lambda _, metrics: on_round(metrics, self)))
-        pauses = [interruption] if stopped is None else [driver.PauseWhen(stopped), interruption]
-        driver.train(driver.Training(self.federation, self.history), [*files, *callbacks, *pauses])
-        if interruption.heard:
-            raise KeyboardInterrupt
-        return self.summary()
+        return driver.steps(driver.Training(self.federation, self.history), [*files, *callbacks])
 
     def summary(self) -> dict[str, Any]:
         """Return what `fedmpdd run --json` prints."""

@@ -27,7 +27,7 @@ from fedmpdd.errors import ConfigError, InputError
 from fedmpdd.imports import is_named
 from fedmpdd.server.step import Schedule, StepRule
 from fedmpdd.tasks.batch_norm import BatchNorm
-from fedmpdd.tasks.data import DATASETS, PartitionKind
+from fedmpdd.tasks.data import DATASETS, TEXT_DATASETS, PartitionKind
 from fedmpdd.uplink import RobustMean, SecureRounds, check_parts
 from fedmpdd.uplink.codec_config import CodecConfig, can_build, codec_overrides, explain
 
@@ -123,6 +123,11 @@ class RunConfig(BaseModel):
 
     @model_validator(mode="after")
     def _consistent(self, info: ValidationInfo) -> "RunConfig":
+        if self.dataset in TEXT_DATASETS:
+            raise ValueError(
+                f"dataset = {self.dataset!r} holds texts, and a config names no tokenizer; name a function that "
+                "returns an fm.Task, such as mytask.py:sst2 (docs/own-texts.md)"
+            )
         if self.dataset not in DATASETS and not is_named(self.dataset):
             raise ValueError(
                 f"dataset = {self.dataset!r} is unknown; use one of {', '.join(DATASETS)}, or an import path such as "
@@ -171,11 +176,14 @@ class RunConfig(BaseModel):
         codec = self.codec.build()
         protection = self.codec.protection()
         check_parts(codec, self.codec.keys, protection=protection, mean_bits=self.downlink_bits)
-        if self.source != "backward" and (self.trains_locally or self.codec.error_feedback):
+        needs_gradient = self.codec.error_feedback or (self.trains_locally and self.source == "forward")
+        if self.source != "backward" and needs_gradient:
             raise ConfigError(
                 f"clients that make scalars by {self.source} have no gradient, which local_steps above 1 step along "
                 'and error_feedback remembers; leave these out, or use client = "backward" and another codec'
             )
+        if self.source == "losses" and self.trains_locally:
+            self._check_steps_along_slopes(codec.along_directions().count)
         if self.client == "forward":
             codec.along_directions()
         if self.journaled and self.codec.error_feedback:
@@ -194,6 +202,24 @@ class RunConfig(BaseModel):
                 self.secure.check(self.per_round)
             except ConfigError as error:
                 raise ConfigError(f"secure.{error}") from None
+
+    def _check_steps_along_slopes(self, count: int) -> None:
+        """Raise ConfigError unless the directions of an update can be shared out to the steps of a client."""
+        if self.local_epochs is not None:
+            raise ConfigError(
+                f"local_epochs = {self.local_epochs} with {self.codec.name}: a client of few examples would have fewer "
+                "steps than its update has directions; give local_steps"
+            )
+        if self.local_optimiser is not None:
+            raise ConfigError(
+                f"local_optimiser = {self.local_optimiser!r} with {self.codec.name}: what its steps leave behind is no "
+                "sum along directions; leave it out, and clients step along their slopes"
+            )
+        if count % self.local_steps:
+            raise ConfigError(
+                f"local_steps = {self.local_steps} do not share out the {count} directions of {self.codec.name}; "
+                "expected a number of steps that divides m"
+            )
 
     @property
     def trains_locally(self) -> bool:

@@ -109,9 +109,11 @@ class FlatModel:
         return sum(shape.numel() for shape in self.shapes)
 
     def unflatten(self, flat: Tensor) -> dict[str, Tensor]:
-        """Views of a flat vector as the module's parameters."""
-        parts = torch.split(flat, [shape.numel() for shape in self.shapes])
-        return {name: part.view(shape) for name, part, shape in zip(self.names, parts, self.shapes, strict=True)}
+        """Views of a flat vector [d] as the module's parameters; of rows [n, d] as n of each, side by side."""
+        parts = torch.split(flat, [shape.numel() for shape in self.shapes], dim=-1)
+        before = flat.shape[:-1]
+        named = zip(self.names, parts, self.shapes, strict=True)
+        return {name: part.view(*before, *shape) for name, part, shape in named}
 
     def __call__(self, flat: Tensor, inputs: Tensor) -> Tensor:
         """Return the logits of inputs."""

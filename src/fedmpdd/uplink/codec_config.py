@@ -70,7 +70,7 @@ class CodecConfig(BaseModel):
         """Return the config of a codec that is there as an object; what is default is left out, as in words.
 
         A class of somebody's own stands in it by its import path, or, where it has none, by a name that this process
-        alone knows.
+        alone knows. Of a codec that makes sense with shared keys alone it says so.
         """
         check_is_codec(codec)
         values = {name: getattr(codec, name) for name in parameter_names(type(codec))}
@@ -82,7 +82,8 @@ class CodecConfig(BaseModel):
                 )
         usual = default_values(type(codec))
         changed = {name: value for name, value in values.items() if name not in usual or value != usual[name]}
-        return cls.model_validate({"name": config_name_of(type(codec)), **changed})
+        keys = {"keys": "shared"} if codec.shares_key else {}
+        return cls.model_validate({"name": config_name_of(type(codec)), **keys, **changed})
 
     def protection(self) -> Protection | None:
         """Return what protects updates, if anything does."""
