@@ -53,13 +53,15 @@ def tiny(kind: str = "llama", layers: int = 3, **settings: Any) -> nn.Module:
         config = transformers.LlamaConfig(
             **shape, intermediate_size=32, num_key_value_heads=1, max_position_embeddings=64, **settings
         )
-        return transformers.LlamaForCausalLM(config).eval()
-    if kind == "gpt2":
+        network: torch.nn.Module = transformers.LlamaForCausalLM(config)
+    elif kind == "gpt2":
         config = transformers.GPT2Config(
             vocab_size=WORDS, n_embd=16, n_head=2, n_layer=layers, n_positions=64, bos_token_id=1, eos_token_id=1
         )
-        return transformers.GPT2LMHeadModel(config).eval()
-    config = transformers.BertConfig(
-        **shape, intermediate_size=32, max_position_embeddings=64, pad_token_id=0, num_labels=2, **settings
-    )
-    return transformers.BertForSequenceClassification(config).eval()
+        network = transformers.GPT2LMHeadModel(config)
+    else:
+        config = transformers.BertConfig(
+            **shape, intermediate_size=32, max_position_embeddings=64, pad_token_id=0, num_labels=2, **settings
+        )
+        network = transformers.BertForSequenceClassification(config)
+    return network.eval()

@@ -98,6 +98,14 @@ def test_a_head_is_trained_if_it_is_named_and_is_a_copy(name: str) -> None:
     assert torch.equal(getattr(base, head).weight, before)
 
 
+def test_layers_within_a_head_are_trained_whole_and_get_no_adapters() -> None:
+    model = lora(tiny.bert(), targets=("dense",), head=("pooler",))
+    assert not any("pooler" in name and "lora" in name for name in trained(model))
+    assert any("pooler.modules_to_save" in name for name in trained(model))
+    with pytest.raises(ConfigError, match="all layers of targets are in head"):
+        lora(tiny.bert(), targets=("classifier",), head=("classifier",))
+
+
 def test_adapters_and_head_are_float32_on_a_base_in_bfloat16() -> None:
     base = tiny.llama("LlamaForSequenceClassification").bfloat16()
     model = lora(base, head="score")
@@ -109,19 +117,19 @@ def test_adapters_and_head_are_float32_on_a_base_in_bfloat16() -> None:
     assert all(value.grad is not None for value in trained(model).values())
 
 
-@pytest.mark.parametrize("name", ["llama", "classifier", "bert"])
+@pytest.mark.parametrize("name", ["llama", "classifier", "bert", "gpt2"])
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
 def test_what_is_saved_is_loaded_by_peft_to_the_same_outputs(name: str, tmp_path: Path) -> None:
     import peft
 
     def base() -> Any:
-        if name == "bert":
-            return tiny.bert()
+        if name in ("bert", "gpt2"):
+            return tiny.bert() if name == "bert" else tiny.gpt2()
         return tiny.llama("LlamaForCausalLM" if name == "llama" else "LlamaForSequenceClassification")
 
-    heads = {"llama": (), "classifier": ("score",), "bert": ("classifier",)}
-    targets = ("query", "value") if name == "bert" else ("q_proj", "v_proj")
-    model = moved(lora(base(), rank=3, targets=targets, layers=2, alpha=5, head=heads[name])).eval()
+    heads = {"classifier": ("score",), "bert": ("classifier",)}
+    targets = {"bert": ("query", "value"), "gpt2": ("c_attn",)}.get(name, ("q_proj", "v_proj"))
+    model = moved(lora(base(), rank=3, targets=targets, layers=2, alpha=5, head=heads.get(name, ()))).eval()
     assert save_adapter(model, tmp_path / "adapter") == tmp_path / "adapter"
     loaded = peft.PeftModel.from_pretrained(base(), str(tmp_path / "adapter")).eval()
     ids = tiny.texts(5)

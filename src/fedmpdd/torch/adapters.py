@@ -71,8 +71,8 @@ def lora(
         raise ConfigError(f"alpha = {quote(alpha)}: expected a number above 0, or None for 2·rank")
     number = _seed(seed)
     targets = _names(targets, "targets")
-    chosen = _in_blocks(_matching(model, targets), layers)
     heads = _heads(model, _names(head, "head"))
+    chosen = _in_blocks(_outside(_matching(model, targets), heads), layers)
     base = copy_sharing_frozen(model, {name: value.detach() for name, value in model.named_parameters()})
     kind = _task_type(base, heads)
     config = peft.LoraConfig(
@@ -209,6 +209,16 @@ def _matching(model: nn.Module, targets: Sequence[str]) -> list[tuple[str, nn.Mo
                 f"targets has {target!r}, and the model has no linear layer of that name; it has {some or 'none'}"
             )
     return [(name, module) for name, module in linear if any(_ends_with(name, target) for target in targets)]
+
+
+def _outside(named: list[tuple[str, nn.Module]], heads: Sequence[str]) -> list[tuple[str, nn.Module]]:
+    """The layers that are in no head, where they are trained whole."""
+    left = [(name, layer) for name, layer in named if not any(f".{head}." in f".{name}." for head in heads)]
+    if not left:
+        raise ConfigError(
+            f"all layers of targets are in head = {quote(tuple(heads))}, which is trained whole; name others"
+        )
+    return left
 
 
 def _shortened(model: nn.Module, targets: Sequence[str], chosen: list[str]) -> list[str]:
