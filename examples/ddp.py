@@ -29,4 +29,5 @@ for step in range(101):
     optimiser.step()
     if rank == 0 and step % 25 == 0:
         print(f"step {step:3}  loss {loss.item():.3f}  {hook.bytes_sent:,} bytes sent by this worker")
+dist.barrier()  # else one may be gone while the other is still at its last exchange
 dist.destroy_process_group()

@@ -96,6 +96,11 @@ def test_vectors_quoted_in_the_spec_are_in_the_file() -> None:
         assert result[0].tolist() == answer
 
 
+def test_what_misread_payloads_do_is_what_was_measured() -> None:
+    page = (ROOT / "docs" / "wire-format.md").read_text(encoding="utf-8")
+    assert load(ROOT / "tools" / "bare_misuse.py").table() in page
+
+
 def test_readme_code_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -115,6 +120,7 @@ def test_readme_code_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.Monke
     exec(blocks[2], names)
     assert {len(frame) for frame in names["frames"]} == {62}
     assert names["estimate"].shape == (13_426,)
+    assert len(names["payload"]) == 54
     loop: dict[str, Any] = {}
     exec(blocks[3], loop)
     assert len(loop["client"].frame()) == 70

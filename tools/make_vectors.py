@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmpdd import MPDD, Key, Session, derive_seed, pack
+from fedmpdd import MPDD, BareSession, Codec, Key, Peaks, Session, derive_seed, pack
 from fedmpdd.directions import reference, spec
 
 SEED = 0x0123456789ABCDEF
@@ -85,15 +85,87 @@ def vectors() -> dict[str, Any]:
         "frames_are_of": {"m": 6, "slot": 0, "d": 300},
         "frames": frames,
         "rounds": [
-            weighted_round(family, width) for family in ("rademacher", "hadamard") for width in (32, 16, 8, 4, 1)
+            weighted_round(MPDD(m=7, bits=width, family=family), 50)
+            for family in ("rademacher", "hadamard")
+            for width in (32, 16, 8, 4, 1)
         ],
+        "peaks": [peaks_frames(family) for family in ("rademacher", "hadamard")],
+        "peaks_rounds": [weighted_round(Peaks(3, 16, family), 50) for family in ("rademacher", "hadamard")],
+        "bare": bare_frames(),
     }
 
 
-def weighted_round(family: str, width: int) -> dict[str, Any]:
+def peaks_frames(family: str) -> dict[str, Any]:
+    """Six peaks of sixteen of the example gradient, in every kind of frame."""
+    codec = Peaks(6, 16, family)
+    update = codec.encode(example_gradient(300)[np.newaxis], [Key(SEED, 0)])[0]
+    return {
+        "codec": words(codec),
+        "d": 300,
+        "slot": 0,
+        "self_contained": pack(update).hex(),
+        "compact_with_seed": Session(codec, 300, sends_seed=True).pack(update).hex(),
+        "compact": Session(codec, 300, sends_seed=False).pack(update).hex(),
+        "first_8_of_estimate": bits(codec.decode_mean([update])[:8]),
+    }
+
+
+def words(codec: Codec) -> dict[str, Any]:
+    """A codec as a table: its name and parameters, those that are not given left out."""
+    return {"name": codec.name, **{name: value for name, value in vars(codec).items() if value is not None}}
+
+
+def bare_frames() -> dict[str, Any]:
+    """Bare frames of the example gradient with d = 2,000, keys and seeds of sessions, and frames to be refused."""
+    d, g = 2_000, example_gradient(2_000)[np.newaxis]
+    grows = Peaks(2, 16, grows_to=8, grows_after=3)
+    cases: list[tuple[Codec, Any, int, int]] = [
+        (codec, keys, round_number, client)
+        for codec in (Peaks(7), MPDD(50, bits=1, family="hadamard"), MPDD(4))
+        for keys, round_number, client in (("derived", 5, 2**33 + 1), ("shared", 5, 12), ("partitioned", 5, 12))
+    ]
+    cases[0:1] = [(Peaks(7), "derived", 0, 0), (Peaks(7), "derived", 5, 2**33 + 1), (Peaks(7), "derived", 5, 2**64 - 3)]
+    cases += [(grows, "derived", round_number, 12) for round_number in (0, 2, 3, 6)]
+    frames = []
+    for codec, keys, round_number, client in cases:
+        session = BareSession(codec, d, SEED, keys=keys)
+        key = session.key(round_number, client)
+        frame = session.pack(session.codec_at(round_number).encode(g, [key])[0], round_number, client)
+        place = {"codec": words(codec), "keys": keys, "round": round_number, "client": client}
+        frames.append({**place, "seed": f"{key.seed:016x}", "slot": key.slot, "frame": frame.hex()})
+    secret = bytes(range(16))
+    seeds = [(Peaks(7), "derived"), (Peaks(7), "shared"), (grows, "derived"), (MPDD(50, 1, "hadamard"), "partitioned")]
+    peaks, signs = (bytes.fromhex(frame["frame"]) for frame in (frames[0], frames[5]))
+    refused = [
+        (Peaks(7), b"", "FrameLengthError"),
+        (Peaks(7), peaks[:-1], "FrameLengthError"),
+        (Peaks(7), peaks + b"\0", "FrameLengthError"),
+        (Peaks(7), peaks[:-1] + bytes([peaks[-1] | 128]), "ContentError"),  # the bit after the last peak
+        (Peaks(7), b"\0" + peaks[1:], "ContentError"),  # scale 0, and peaks
+        (MPDD(50, 1, "hadamard"), b"\0\0\xc0\x7f" + signs[4:], "ContentError"),  # the scale is NaN
+        (MPDD(50, 1, "hadamard"), signs[:3] + b"\xff" + signs[4:], "ContentError"),  # it is negative
+    ]
+    return {
+        "d": d,
+        "session": f"{SEED:016x}",
+        "frames": frames,
+        "secret": secret.hex(),
+        "training": "first",
+        "sessions": [
+            {
+                "codec": words(codec),
+                "keys": keys,
+                "seed": f"{BareSession.from_secret(codec, d, secret, 'first', keys=keys).seed:016x}",
+            }
+            for codec, keys in seeds
+        ],
+        "refused": [{"codec": words(codec), "frame": frame.hex(), "error": error} for codec, frame, error in refused],
+    }
+
+
+def weighted_round(codec: Codec, d: int) -> dict[str, Any]:
     """Three clients of a partitioned round with full-mantissa scalars and weights that are no integers."""
-    codec = MPDD(m=7, bits=width, family=family)
-    gradients = np.stack([example_gradient(50) * np.float32(scale) for scale in (1 / 3, 0.7, 1.9)])
+    gradients = np.stack([example_gradient(d) * np.float32(scale) for scale in (1 / 3, 0.7, 1.9)])
     keys, weights = [Key(SEED, slot) for slot in (2, 0, 5)], [0.1, 0.2, 0.7]
     updates = codec.encode(gradients, keys)
     return {

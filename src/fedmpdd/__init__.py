@@ -29,6 +29,7 @@ from fedmpdd.codecs import (
 )
 from fedmpdd.directions import Key, derive_seed, partitioned_keys
 from fedmpdd.errors import FedmpddError, InputError, MissingDependencyError, WireError
+from fedmpdd.wire.bare import BareSession
 from fedmpdd.wire.frames import Limits, Session, pack, unpack
 
 if TYPE_CHECKING:  # the names of _LAZY below, for those who read types
@@ -37,13 +38,19 @@ if TYPE_CHECKING:  # the names of _LAZY below, for those who read types
     from fedmpdd.front import callbacks as callbacks
     from fedmpdd.front.audit import audit as audit
     from fedmpdd.front.compare import compare as compare
+    from fedmpdd.front.simulate import run_config as run_config
     from fedmpdd.front.simulate import simulate as simulate
     from fedmpdd.front.simulate import train as train
+    from fedmpdd.front.together import train_together as train_together
     from fedmpdd.runs.history import History as History
     from fedmpdd.runs.history import read_run as read_run
     from fedmpdd.simulation.config import load_config as load_config
+    from fedmpdd.tasks import text as text
+    from fedmpdd.tasks.pretrained import load_pretrained as load_pretrained
     from fedmpdd.tasks.task import Task as Task
     from fedmpdd.tasks.task import partition as partition
+    from fedmpdd.torch.adapters import lora as lora
+    from fedmpdd.torch.adapters import save_adapter as save_adapter
 
 __version__ = "0.2.0.dev0"
 
@@ -52,6 +59,7 @@ __all__ = [
     "EDEN",
     "MPDD",
     "QSGD",
+    "BareSession",
     "Codec",
     "DeComFL",
     "FedKSeed",
@@ -92,13 +100,21 @@ _LAZY = {
     "callbacks": "fedmpdd.front.callbacks",
     "compare": "fedmpdd.front.compare",
     "load_config": "fedmpdd.simulation.config",
+    "load_pretrained": "fedmpdd.tasks.pretrained",
+    "lora": "fedmpdd.torch.adapters",
     "partition": "fedmpdd.tasks.task",
     "read_run": "fedmpdd.runs.history",
+    "run_config": "fedmpdd.front.simulate",
+    "save_adapter": "fedmpdd.torch.adapters",
     "simulate": "fedmpdd.front.simulate",
     "testing": "fedmpdd.testing",
+    "text": "fedmpdd.tasks.text",
     "torch": "fedmpdd.torch",
     "train": "fedmpdd.front.simulate",
+    "train_together": "fedmpdd.front.together",
 }
+
+_MODULES = {"callbacks", "testing", "text", "torch"}  # of them, those that are modules and not names in one
 
 
 def __getattr__(name: str) -> Any:
@@ -112,7 +128,7 @@ def __getattr__(name: str) -> Any:
         raise MissingDependencyError(
             f"fedmpdd.{name} needs the package {error.name}, which is missing; pip install 'fedmpdd[train]'"
         ) from None
-    return module if module.__name__ == f"fedmpdd.{name}" or name == "callbacks" else getattr(module, name)
+    return module if name in _MODULES else getattr(module, name)
 
 
 def __dir__() -> list[str]:

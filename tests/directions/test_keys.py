@@ -3,7 +3,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedmpdd.directions import Key, check_key, derive_seed, partitioned_keys, reference, spec
+from fedmpdd.directions import Key, check_key, derive_seed, partitioned_keys, reference, round_seed, spec
+from fedmpdd.directions.keys import check_client
 from fedmpdd.errors import KeyRangeError
 
 
@@ -38,6 +39,14 @@ def test_derived_seeds_take_numpy_integers_and_no_others() -> None:
     assert derive_seed(1, np.int8(2), np.int32(5)) == derive_seed(1, 2, 5)  # type: ignore[arg-type]
     with pytest.raises(KeyRangeError, match="must be integers"):
         derive_seed(1, 0, 2.5)  # type: ignore[arg-type]
+
+
+def test_the_seed_of_a_round_is_that_of_no_client() -> None:
+    assert round_seed(99, 3) == derive_seed(99, 3, 2**64 - 1)
+    assert check_client(2**64 - 3) == 2**64 - 3
+    for nobody in (2**64 - 2, 2**64 - 1):
+        with pytest.raises(KeyRangeError, match="the two above are the server's"):
+            check_client(nobody)
 
 
 def test_partitioned_keys_share_a_seed_and_not_a_slot() -> None:

@@ -18,9 +18,8 @@ if os.name != "posix":
     pytest.skip("process groups are needed", allow_module_level=True)
 
 from fedmpdd.codecs import MPDD
-from fedmpdd.directions import Key, derive_seed
+from fedmpdd.directions import Key, round_seed
 from fedmpdd.flower.socket_counter import SocketCounter
-from fedmpdd.flower.strategy import NO_CLIENT
 from tests.flower.deployment import Deployment, deployment, free_port
 from tests.flower.test_bytes import metered
 
@@ -90,7 +89,7 @@ def evidence(tmp_path_factory: pytest.TempPathFactory) -> Evidence:
 def integers_of(node: int, number: int, asked: int) -> list[int]:
     """What a node adds to the sum of a round: its scalars in steps, by Python's own rounding."""
     gradient = np.cos((node + 1) * np.arange(D) / D).astype(np.float32) / np.float32(100)
-    key = Key(derive_seed(1, number - 1, NO_CLIENT))
+    key = Key(round_seed(1, number - 1))
     (update,) = MPDD(M, family="hadamard").encode(gradient[np.newaxis], [key])
     step = CLIP * M**0.5 / ((2**31 - 1) / (asked + 1))
     return [round(float(scalar) / step) for scalar in update.arrays[0]]

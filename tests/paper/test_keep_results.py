@@ -9,7 +9,7 @@ import pytest
 
 from fedmpdd.documents import write_json
 from fedmpdd.pages.verdicts import NOTHING
-from fedmpdd_paper.tables import load_table
+from fedmpdd_paper.tables import load_table, table_names
 from tests.report.fixtures import audit_row
 
 TOOL = Path(__file__).parents[2] / "tools" / "keep_results.py"
@@ -52,6 +52,30 @@ def test_no_kept_attack_has_a_green_word_beside_full_linkage(tool: Any) -> None:
         for row in document.get("rows", []) if isinstance(document, dict) else []:
             if (row.get("linkage") or 0) >= 0.5:
                 assert row["verdict"] not in (NOTHING, "inconclusive"), (path, row["codec"])
+
+
+def kept(tool: Any) -> list[tuple[dict[str, Any], Any]]:
+    paths = [(tool.DOCS / "tables" / f"{name}.json", load_table(name)) for name in table_names()]
+    return [(json.loads(path.read_text(encoding="utf-8")), table) for path, table in paths if path.is_file()]
+
+
+def test_bare_frames_are_what_the_paper_counts(tool: Any) -> None:
+    """Summed from the lengths of frames, round by round; "goals" says so of every row that it compares."""
+    compared = 0
+    for before, table in kept(tool):
+        counted = {row["codec"]: row["ours"] for row in before["rows"]}
+        for row in tool.in_bare_frames(before, table)["rows"]:
+            for key in ("bytes_to_target", "bytes_to_harder"):
+                assert row["ours"][key]["mean"] == counted[row["codec"]][key]["mean"], (table.name, row["codec"])
+                compared += 1
+    assert compared > 200
+
+
+def test_the_page_of_goals_is_that_of_the_kept_tables(tool: Any) -> None:
+    page = (tool.DOCS / "goals.md").read_text(encoding="utf-8")
+    assert page == tool._goals()
+    assert "| 121 (17 B) | 65,800 |" in page
+    assert "| 110 (9 to 60 B) | 7,070 |" in page
 
 
 def results(value: int, *places: int, target: float = 0.6) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedmpdd import BareSession
 from fedmpdd.codecs import MPDD, DeComFL, Peaks
 from fedmpdd.directions import using
 from fedmpdd.errors import ConfigError, RunError
@@ -16,6 +17,7 @@ from fedmpdd.simulation.clients import Work
 from fedmpdd.simulation.engine import federation_of
 from fedmpdd.simulation.replay import model_sha256
 from fedmpdd.tasks.data import load
+from fedmpdd.wire.bundle import unpack_bundle
 
 BASE: dict[str, Any] = {
     "dataset": "mnist-5k",
@@ -93,6 +95,23 @@ def test_ways_to_choose_keys(keys: str) -> None:
     assert metrics.uplink_bytes == 10 * (4 + 5 + 8 + (8 if keys == "sent" else 0))
     seeds = {key.seed for key in sampling.round_keys(fed.config, 0, sampling.sample_clients(fed.config, 0))}
     assert len(seeds) == (1 if keys == "partitioned" else 10)
+
+
+@pytest.mark.parametrize("keys", ["derived", "shared", "partitioned"])
+def test_a_local_run_has_the_updates_of_bare_frames(keys: Any) -> None:
+    """Of peaks that grow, with clients that do not answer: same keys, same updates, and payload is what they count."""
+    codec = {"name": "peaks", "m": 2, "group": 16, "grows_to": 5, "grows_after": 2, "keys": keys}
+    fed = federation(codec=codec, dropout=0.3, journal=True)
+    session = BareSession(fed.codec, fed.model.d, sampling.session_seed(fed.config), keys=keys)
+    for k in range(4):
+        selected = sampling.sample_clients(fed.config, k)
+        places = np.flatnonzero(sampling.survivors(fed.config, k))
+        metrics = fed.run_round()
+        updates = unpack_bundle(fed.bundle, session.codec_at(k), fed.model.d).updates
+        numbers = (places if keys == "partitioned" else selected[places]).tolist()
+        frames = [session.pack(update, k, number) for update, number in zip(updates, numbers, strict=True)]
+        assert [session.unpack(frame, k, number) for frame, number in zip(frames, numbers, strict=True)] == [*updates]
+        assert metrics.payload_bytes == sum(map(len, frames)) == len(places) * session.frame_bytes(k)
 
 
 def test_it_learns() -> None:

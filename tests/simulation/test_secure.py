@@ -10,7 +10,7 @@ from fedmpdd.errors import ConfigError
 from fedmpdd.runs.folders import Run
 from fedmpdd.secure_sum import Terms, bytes_up, secure_sum
 from fedmpdd.simulation import Federation, make_federation, parse_config
-from fedmpdd.simulation.clients import Work
+from fedmpdd.simulation.clients import Work, answered
 from fedmpdd.simulation.replay import replay
 from fedmpdd.simulation.secure import SummedUplink
 from tests.simulation.test_engine import BASE
@@ -82,7 +82,7 @@ def test_noise_has_the_deviation_that_is_counted() -> None:
         rows = []
         for fed in (quiet, noisy):
             plan = fed._plan_of(k)
-            uploads = fed._encode(fed._compute(plan)[0], plan)
+            uploads = fed._encode(answered(fed._compute(plan)).rows, plan)
             (update,) = fed._uplink.mean(uploads).batch
             rows.append(update.arrays[0])
         differences.append(rows[1] - rows[0])

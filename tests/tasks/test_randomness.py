@@ -101,3 +101,12 @@ def test_nothing_is_drawn_where_nothing_is_random() -> None:
     with ClientRandomness([(0,)], vectorised=False, device=CPU) as randomness:
         assert torch.ones(3) @ torch.ones(3) == 3
     assert randomness.draws == 0
+
+
+def test_what_could_draw_and_does_not_is_no_draw() -> None:
+    """Attention without dropout is the same function for all clients, whoever else computes."""
+    x = torch.ones(1, 1, 4, 4)
+    for dropout, draws in ((0.0, 0), (0.5, 1)):
+        with ClientRandomness([(1,)], vectorised=False, device=CPU) as randomness:
+            nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=dropout)
+        assert (randomness.draws > 0) == draws

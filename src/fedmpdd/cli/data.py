@@ -21,14 +21,14 @@ def data_list(data_dir: DataDir = None, as_json: Json = False) -> None:
 
     Example: fedmpdd data list
     """
-    from fedmpdd.tasks.data import DATASETS, data_folder
+    from fedmpdd.tasks.data import data_folder, sources_named
 
     folder = data_folder(data_dir)
     rows = []
-    for name, source in DATASETS.items():
+    for source in sources_named("all"):
         files = len(source.find(folder)) if source.find else 0
         state = "comes with the package" if not source.files else f"{files} files" if files else "not here"
-        rows.append({"dataset": name, "state": state})
+        rows.append({"dataset": source.name, "state": state})
     if as_json:
         print_json({"folder": str(folder), "rows": rows})
         return
@@ -50,6 +50,9 @@ def data_fetch(
     folder = data_folder(data_dir)
     rows = []
     for source in sources_named(name):
+        if name == "all" and not source.has_mirror:
+            messages.print(f"{source.name}: no mirror is known; its files have to be put into {folder / source.name}")
+            continue
         messages.print(f"{source.name} → {folder}")
         brought = fetch(source, folder, download_progress())
         messages.print(f"{source.name}: {len(brought)} files brought")

@@ -45,13 +45,16 @@ def plan(
     if as_json:
         print_json({"d": size, "clients": clients, "rows": [row.as_dict() for row in rows]})
         return
-    columns = {"codec": "left"} | dict.fromkeys(("m", "bits", "frame", "round", "error", "step", "reveals"), "right")
+    columns = {"codec": "left"} | dict.fromkeys(
+        ("m", "bits", "frame", "bare", "round", "error", "step", "reveals"), "right"
+    )
     cells = [
         [
             row.label,
             "–" if row.m is None else f"{row.m:,}",
             "–" if row.bits is None else str(row.bits),
             f"{row.frame_bytes:,} B",
+            f"{row.bare_bytes:,} B",
             readable_bytes(row.round_bytes),
             "–" if row.error is None else f"{row.error:.3g}",
             "–" if row.step_share is None else f"{row.step_share:.1%}",

@@ -15,7 +15,7 @@ from fedmpdd.directions.families import (
     family_numbered,
 )
 from fedmpdd.directions.gpu import why_no_gpu
-from fedmpdd.directions.keys import Key, check_key, derive_seed, partitioned_keys, rounding_words
+from fedmpdd.directions.keys import Key, check_key, derive_seed, partitioned_keys, round_seed, rounding_words
 from fedmpdd.directions.native import (
     MOMENT_LANES,
     THREADS_VARIABLE,
@@ -61,6 +61,7 @@ __all__ = [
     "hadamard_size",
     "moments",
     "partitioned_keys",
+    "round_seed",
     "rounding_words",
     "using",
     "why_no_gpu",

@@ -11,6 +11,11 @@ from fedmpdd.directions import _native
 from fedmpdd.directions.spec import DOMAIN_SEEDS, MAX_SEED, MAX_SLOT
 from fedmpdd.errors import KeyRangeError
 
+# Two numbers that no client has. The first gives the seed that belongs to a round as a whole; the one below it, seeds
+# that a server tells nobody.
+NO_CLIENT = 2**64 - 1
+MAX_CLIENT = NO_CLIENT - 2
+
 
 class Key(NamedTuple):
     """The seed of an update's directions, and which block of m of them it uses.
@@ -46,16 +51,36 @@ def derive_seed(session: int, round_number: int, client: int) -> int:
     Words 0 (low) and 1 (high) of Philox block (client low, round, domain 4, client high) under the session's seed.
     """
     session = check_key(session).seed
-    try:
-        round_number, client = index(round_number), index(client)
-    except TypeError:
-        raise KeyRangeError(f"round {round_number!r} and client {client!r} must be integers") from None
-    if not 0 <= round_number < 2**32:
-        raise KeyRangeError(f"round {round_number} is out of range: expected 0 to 2^32 − 1")
-    if not 0 <= client < 2**64:
-        raise KeyRangeError(f"client {client} is out of range: expected 0 to 2^64 − 1")
+    round_number, client = check_round(round_number), _check_number("client", client, 64)
     low, high, _, _ = _native.philox4x32(client % 2**32, round_number, DOMAIN_SEEDS, client >> 32, session)
     return low | high << 32
+
+
+def check_round(round_number: int) -> int:
+    """Return the number of a round, or raise KeyRangeError."""
+    return _check_number("round", round_number, 32)
+
+
+def check_client(client: int) -> int:
+    """Return the number of a client, or raise KeyRangeError; the last two numbers are nobody's."""
+    if _check_number("client", client, 64) > MAX_CLIENT:
+        raise KeyRangeError(f"client {client} is out of range: expected 0 to 2^64 − 3; the two above are the server's")
+    return index(client)
+
+
+def _check_number(name: str, value: int, bits: int) -> int:
+    try:
+        value = index(value)
+    except TypeError:
+        raise KeyRangeError(f"{name} {value!r} is no number: rounds and clients must be integers") from None
+    if not 0 <= value < 2**bits:
+        raise KeyRangeError(f"{name} {value} is out of range: expected 0 to 2^{bits} − 1")
+    return value
+
+
+def round_seed(session: int, round_number: int) -> int:
+    """Derive the seed that the clients of a round have in common, where keys are shared or partitioned."""
+    return derive_seed(session, round_number, NO_CLIENT)
 
 
 def partitioned_keys(seed: int, clients: int) -> list[Key]:

@@ -15,7 +15,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
 from fedmpdd.codecs import Batch
-from fedmpdd.directions import Key, check_key, derive_seed, partitioned_keys
+from fedmpdd.directions import Key, check_key, derive_seed, partitioned_keys, round_seed
+from fedmpdd.directions.keys import NO_CLIENT
 from fedmpdd.errors import ConfigError, InputError, RunError
 from fedmpdd.flower.buffers import BUFFERS, STATISTICS, Arrays, BatchNorm, mean_statistics
 from fedmpdd.flower.caution import Caution, DecodedMean
@@ -35,9 +36,6 @@ from fedmpdd.uplink.codec_config import CodecConfig, parse_codec
 from fedmpdd.wire.bundle import Bundle
 
 _PROTECTION = ("clip", "noise_multiplier", "scale_grid")
-# In the place of a client's number: a seed of the whole round, as in the local engine. The number below it gives the
-# seed of the directions in which a robust mean compares updates, which no client is told.
-NO_CLIENT = 2**64 - 1
 
 
 class FedMPDD(FedAvg):
@@ -309,11 +307,11 @@ class FedMPDD(FedAvg):
         )
 
     def _keys(self, policy: str, k: int, count: int) -> Sequence[Key | None]:
-        round_seed = derive_seed(self._seed, k - 1, NO_CLIENT)  # the local engine counts rounds from 0
+        seed = round_seed(self._seed, k - 1)  # the local engine counts rounds from 0
         if policy == "partitioned":
-            return partitioned_keys(round_seed, count)
+            return partitioned_keys(seed, count)
         if policy == "shared":
-            return [check_key(round_seed)] * count
+            return [check_key(seed)] * count
         return [None] * count
 
     def configure_evaluate(
@@ -436,7 +434,7 @@ class FedMPDD(FedAvg):
         assert self.codec is not None
         shared = self.codec.keys == "shared"
         uplink = order.make_uplink(shared=shared, mean_bits=self.downlink_bits, robust=self.robust)
-        sketch = derive_seed(self._seed, k, NO_CLIENT - 1)
+        sketch = derive_seed(self._seed, k, NO_CLIENT - 1)  # of directions that no client is told
         mean = uplink.mean(uplink.uploads_of(updates), weights, reference, sketch)
         return mean, 1.0 if self.robust is None else self.robust.share(updates, weights, reference)
 

@@ -14,6 +14,7 @@ from fedmpdd.codecs import Codec
 from fedmpdd.display import Sheet, round_display, table
 from fedmpdd.errors import ConfigError
 from fedmpdd.front.simulate import folder_of, plain, run_config
+from fedmpdd.front.together import check_together
 from fedmpdd.imports import quote
 from fedmpdd.pages import words
 from fedmpdd.pages.builder import check_page
@@ -152,6 +153,7 @@ def compare(
     budget: int | None = None,
     baseline: Codec | str | None = None,
     stop_at_target: bool = False,
+    together: int = 1,
     callbacks: Sequence[Callback] = (),
     progress: bool = True,
     seed: int = 17,
@@ -169,6 +171,8 @@ def compare(
         budget: uplink bytes of all clients, within which scores are told too.
         baseline: the codec that others are held against; the first one by default.
         stop_at_target: whether a training ends at its target.
+        together: how many trainings go on side by side. Where adapters are trained, or linear layers alone, their
+            gradients are computed in one pass, which uses a GPU better; last bits may then differ from those alone.
         callbacks: see `fedmpdd.callbacks`; each hears of every training.
         progress: whether to show bars on standard error.
         seed: the first one, where `seeds` is a number.
@@ -198,6 +202,7 @@ def compare(
         goals=goals,
         baseline=None if baseline is None else run_config(task, baseline, **settings).codec,
         stop_at_target=stop_at_target,
+        together=together,
         callbacks=callbacks,
         progress=progress,
     )
@@ -212,10 +217,12 @@ def compare_configs(
     goals: Goals,
     baseline: CodecConfig | None = None,
     stop_at_target: bool = False,
+    together: int = 1,
     callbacks: Sequence[Callback] = (),
     progress: bool = True,
 ) -> Comparison:
     """Return a comparison of configs that differ in their codecs alone, with the names of these."""
+    check_together(together)
     trials = runs.trials_of(configs, seeds, out, baseline)
     score = trials[0].config.score.removeprefix("-")
     goals.check(score)
@@ -231,6 +238,7 @@ def compare_configs(
             target=next(iter(goals.targets), None),
             budget=next(iter(goals.budgets), None),
             stop_at_target=stop_at_target,
+            together=together,
             callbacks=callbacks,
             display=display,
         )

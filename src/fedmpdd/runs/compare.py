@@ -9,8 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedmpdd.errors import ConfigError, InputError, RunError
-from fedmpdd.runs.driver import Callback, StopWhen, Training, at_target, progress, train
+from fedmpdd.errors import ConfigError, RunError
+from fedmpdd.runs.driver import (
+    Callback,
+    Interruption,
+    Steps,
+    StopWhen,
+    Training,
+    at_target,
+    progress,
+    steps,
+    train_together,
+)
 from fedmpdd.runs.environment import environment
 from fedmpdd.runs.folders import Run
 from fedmpdd.runs.history import History, RunRecord, read_config, read_run
@@ -114,12 +124,14 @@ def compare(
     target: float | None = None,
     budget: int | None = None,
     stop_at_target: bool = False,
+    together: int = 1,
     callbacks: Sequence[Callback] = (),
     display: Callable[[Trial], Show | None] = lambda trial: None,
 ) -> tuple[list[Trained], list[str]]:
     """Train what is missing of some trials, and return how all did, and which were left out and why.
 
     A folder whose run is finished is read, one that is half-way goes on, and a damaged one is left out.
+    together: how many are trained side by side, their gradients in one pass where that can be.
     """
     if stop_at_target and target is None:
         raise ConfigError(
@@ -128,20 +140,34 @@ def compare(
     _check(trials, task)
     trained: list[Trained] = []
     left_out: list[str] = []
-    for trial in trials:
-        show = display(trial)
-        beside = list(callbacks) if show is None else [progress(show), *callbacks]
-        if stop_at_target and target is not None:
-            beside.append(StopWhen(at_target(target, budget)))
-        was_there = trial.folder is not None and trial.folder.exists()
-        try:
-            run, seconds, error = (_in_memory if trial.folder is None else _in_folder)(trial, task, beside)
-        except RunError as problem:
-            if not was_there:
-                raise
-            left_out.append(str(problem))
-        else:
-            trained.append(Trained(trial.codec, run, seconds, error, target, budget))
+    for begin in range(0, len(trials), together):
+        interruption = Interruption()
+        started: list[_Started] = []
+        for trial in trials[begin : begin + together]:
+            show = display(trial)
+            beside = list(callbacks) if show is None else [progress(show), *callbacks]
+            if stop_at_target and target is not None:
+                beside.append(StopWhen(at_target(target, budget)))
+            was_there = trial.folder is not None and trial.folder.exists()
+            try:
+                started.append(_start(trial, task, [*beside, interruption]))
+            except RunError as problem:
+                if not was_there:
+                    raise
+                left_out.append(str(problem))
+        todo = [each.steps for each in started if each.steps is not None]
+        start = time.perf_counter()
+        ends = iter(train_together(todo))
+        seconds = (time.perf_counter() - start) / max(1, len(todo))
+        if interruption.heard:
+            raise KeyboardInterrupt
+        for each in started:
+            error = None if each.steps is None else next(ends)
+            end, spent = each.end if error is None else str(error), None if each.steps is None else seconds
+            try:
+                trained.append(Trained(each.codec, each.record(), spent, end, target, budget))
+            except RunError as problem:
+                left_out.append(str(problem))
     if not trained:
         raise RunError(f"there is nothing left to compare: {'; '.join(left_out)}")
     return trained, left_out
@@ -161,40 +187,42 @@ def _check(trials: Sequence[Trial], task: Task) -> None:
         check_same_run(trial.folder, kept, trial.config)
 
 
-Outcome = tuple[RunRecord, float | None, str | None]  # the run, seconds of training, and what ended it early
+@dataclass(frozen=True)
+class _Started:
+    """A trial that is about to be trained, or that was already."""
+
+    codec: str
+    record: Callable[[], RunRecord]  # what there is of it, once it was trained
+    steps: Steps | None = None  # None where nothing is left to train
+    end: str | None = None  # what ended it early, when it was trained before
 
 
-def _in_memory(trial: Trial, task: Task, callbacks: Sequence[Callback]) -> Outcome:
+def _start(trial: Trial, task: Task, callbacks: Sequence[Callback]) -> _Started:
+    return (_in_memory if trial.folder is None else _in_folder)(trial, task, callbacks)
+
+
+def _in_memory(trial: Trial, task: Task, callbacks: Sequence[Callback]) -> _Started:
     federation = federation_of(trial.config, task)
     training = Training(federation)
-    seconds, error = _timed(lambda: train(training, callbacks))
-    history: History = training.history
-    sent = {"rounds": history.last.rounds, "uplink_bytes": history.last.uplink_bytes}
-    summary = {**sent, "model_sha256": model_sha256(federation.flat)}
-    starts = ({"from_round": 0, **environment()},)
-    return RunRecord(Path(trial.codec), federation.config, history, starts, summary), seconds, error
+
+    def record() -> RunRecord:
+        history: History = training.history
+        sent = {"rounds": history.last.rounds, "uplink_bytes": history.last.uplink_bytes}
+        summary = {**sent, "model_sha256": model_sha256(federation.flat)}
+        starts = ({"from_round": 0, **environment()},)
+        return RunRecord(Path(trial.codec), federation.config, history, starts, summary)
+
+    return _Started(trial.codec, record, steps(training, callbacks))
 
 
-def _in_folder(trial: Trial, task: Task, callbacks: Sequence[Callback]) -> Outcome:
+def _in_folder(trial: Trial, task: Task, callbacks: Sequence[Callback]) -> _Started:
     folder = trial.folder
     assert folder is not None
     if folder.exists():
         run = read_run(folder)
         if run.state == "diverged" or run.history.last.rounds == trial.config.rounds:
-            return run, None, (run.summary or {}).get("diverged")
-    current = Run.at(folder, trial.config, task=task)
-    seconds, error = _timed(lambda: current.train(callbacks=callbacks))
-    return read_run(folder), seconds, error
-
-
-def _timed(training: Callable[[], object]) -> tuple[float, str | None]:
-    """Train, and return the seconds it took and the error that ended it if one did: the other codecs still count."""
-    start, error = time.perf_counter(), None
-    try:
-        training()
-    except InputError as problem:
-        error = str(problem)
-    return time.perf_counter() - start, error
+            return _Started(trial.codec, lambda: run, end=(run.summary or {}).get("diverged"))
+    return _Started(trial.codec, lambda: read_run(folder), Run.at(folder, trial.config, task=task).steps(callbacks))
 
 
 def _key(codec: CodecConfig) -> str:

@@ -9,21 +9,25 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from fedmpdd.documents import write_json
-from fedmpdd.errors import CodecError, ConfigError, GradientError, MissingDependencyError
+from fedmpdd.errors import CodecError, ConfigError, GradientError, InputError, MissingDependencyError
 from fedmpdd.imports import quote
 from fedmpdd.runs.history import History
+from fedmpdd.simulation.clients import Computed, GradientRequest, answered
 from fedmpdd.simulation.engine import Federation, RoundMetrics
 from fedmpdd.simulation.journal import Journal, Record
 from fedmpdd.simulation.replay import model_sha256
+from fedmpdd.simulation.together import compute_together
 
 ReasonOf = Callable[[History], str | None]  # why a training is over, once it is
+Steps = Generator[GradientRequest, Computed, History]  # a training that asks for gradients
 
 
 class Training:
@@ -62,6 +66,11 @@ class Callback:
 
 def train(training: Training, callbacks: Sequence[Callback] = ()) -> History:
     """Run rounds until the config's last one, or until a callback ends or pauses the training."""
+    return answered(steps(training, callbacks))
+
+
+def steps(training: Training, callbacks: Sequence[Callback] = ()) -> Steps:
+    """Train as `train` does, asking somebody else for the gradients of every round."""
     check_callbacks(callbacks)
     federation = training.federation
     with ExitStack() as closing:
@@ -71,7 +80,7 @@ def train(training: Training, callbacks: Sequence[Callback] = ()) -> History:
             closing.callback(callback.close)
         while not (training.is_complete or training.is_paused):
             try:
-                metrics = federation.run_round()
+                metrics = yield from federation.round()
             except (GradientError, CodecError) as error:
                 training.history.diverged = True
                 for callback in callbacks:
@@ -83,6 +92,45 @@ def train(training: Training, callbacks: Sequence[Callback] = ()) -> History:
         for callback in callbacks:
             callback.end(training)
     return training.history
+
+
+def train_together(trainings: Sequence[Steps]) -> list[InputError | None]:
+    """Train several federations of one task side by side, and compute their gradients in one pass where that can be.
+
+    A GPU is hardly busier with the clients of five trainings than with those of one. The sums of a larger pass may be
+    rounded otherwise, so that a training has other last bits than alone.
+
+    Args:
+        trainings: of `steps`.
+
+    Returns:
+        What ended each training early; None where nothing did.
+
+    """
+    ends: list[InputError | None] = [None] * len(trainings)
+    requests: dict[int, GradientRequest] = {}
+
+    def advance(number: int, send: Callable[[], GradientRequest]) -> None:
+        try:
+            requests[number] = send()
+        except StopIteration:
+            requests.pop(number, None)
+        except InputError as error:  # the others go on
+            requests.pop(number, None)
+            ends[number] = error
+
+    try:
+        for number, training in enumerate(trainings):
+            advance(number, training.__next__)
+        while requests:
+            numbers = sorted(requests)
+            computed = compute_together([requests[number] for number in numbers])
+            for number, gradients in zip(numbers, computed, strict=True):
+                advance(number, partial(trainings[number].send, gradients))
+    finally:
+        for training in trainings:
+            training.close()
+    return ends
 
 
 def check_callbacks(callbacks: Any) -> None:
@@ -271,9 +319,11 @@ class Interruption(Callback):
 
     def __init__(self) -> None:
         self.heard = False
+        self._trainings = 0  # that are under way: several may share one
         self._before: dict[int, Any] = {}
 
     def begin(self, training: Training) -> None:
+        self._trainings += 1
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 if signal.getsignal(number) is signal.default_int_handler:
@@ -283,8 +333,11 @@ class Interruption(Callback):
         training.is_paused = training.is_paused or self.heard
 
     def close(self) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        self._trainings -= 1
+        if self._trainings == 0:
+            for number, handler in self._before.items():
+                signal.signal(number, handler)
+            self._before.clear()
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         if self.heard:

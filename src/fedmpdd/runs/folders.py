@@ -31,12 +31,14 @@ from fedmpdd.runs.history import CONFIG, ENVIRONMENT, METRICS, SUMMARY, History,
 from fedmpdd.runs.history import read_metrics as read_metrics
 from fedmpdd.runs.settings import breaking_changes, changes, check_same_run, config_record, describe, with_changes
 from fedmpdd.server import checkpoints
+from fedmpdd.simulation.clients import answered
 from fedmpdd.simulation.config import RunConfig, parse_config
 from fedmpdd.simulation.engine import Federation, RoundMetrics, federation_of, make_federation
 from fedmpdd.simulation.journal import JOURNAL, Header, Journal, JournalReader
 from fedmpdd.simulation.replay import ANOTHER_START, model_sha256
 from fedmpdd.tasks.data import Dataset
 from fedmpdd.tasks.task import Task, fingerprint
+from fedmpdd.torch.frozen import FROZEN, check_frozen
 
 CHECKPOINT, LOCK = "checkpoint.safetensors", ".lock"
 
@@ -183,6 +185,7 @@ class Run:
         path = self.folder / CHECKPOINT
         if path.is_file():
             checkpoint = read_checkpoint(path, self.config, self.federation.model.d, self.federation.state_lengths)
+            check_frozen(checkpoint.notes.get(FROZEN), self.federation.journal_header.frozen_sha256, str(path))
             vectors = {name: torch.from_numpy(vector) for name, vector in checkpoint.vectors.items()}
             most = self.config.rounds
             self.federation.load_state(
@@ -203,6 +206,7 @@ class Run:
         """Begin with the initial model of a journal, which may not be the one that this machine makes."""
         ours, theirs = _read(self.federation.journal_header), _read(reader.header)
         start, journal_start = ours.pop("model_sha256"), theirs.pop("model_sha256")
+        check_frozen(theirs.pop(FROZEN), ours.pop(FROZEN), str(reader.path))
         if other := breaking_changes(changes(theirs.pop("config"), ours.pop("config"))):
             raise JournalError(f"{reader.path} is the journal of another run: {describe(other)}; put back what it was")
         if ours != theirs:
@@ -256,8 +260,18 @@ class Run:
         Ctrl-C ends it after the round, with a checkpoint; a second one at once. So does `stopped`, which is asked after
         every round. The summary is written when the run is over: not if it was stopped, but if it diverged.
         """
+        interruption = driver.Interruption()
+        beside = [*callbacks] if on_round is None else [driver.AfterRound(lambda _, m: on_round(m, self)), *callbacks]
+        pauses = [interruption] if stopped is None else [driver.PauseWhen(stopped), interruption]
+        answered(self.steps([*beside, *pauses]))
+        if interruption.heard:
+            raise KeyboardInterrupt
+        return self.summary()
+
+    def steps(self, callbacks: Sequence[driver.Callback]) -> driver.Steps:
+        """Train as `train` does, asking somebody else for the gradients of every round."""
         self._note_environment()
-        lines, interruption = driver.MetricsFile(self.folder / METRICS), driver.Interruption()
+        lines = driver.MetricsFile(self.folder / METRICS)
         files: list[driver.Callback] = [
             lines,
             driver.Checkpoints(self._checkpoint, self.config.checkpoint_every, lines),
@@ -265,13 +279,7 @@ class Run:
         ]
         if self._journal is not None:
             files.insert(0, driver.JournalFile(self._journal))  # before anybody hears of the round
-        if on_round is not None:
-            files.append(driver.AfterRound(lambda _, metrics: on_round(metrics, self)))
-        pauses = [interruption] if stopped is None else [driver.PauseWhen(stopped), interruption]
-        driver.train(driver.Training(self.federation, self.history), [*files, *callbacks, *pauses])
-        if interruption.heard:
-            raise KeyboardInterrupt
-        return self.summary()
+        return driver.steps(driver.Training(self.federation, self.history), [*files, *callbacks])
 
     def summary(self) -> dict[str, Any]:
         """Return what `fedmpdd run --json` prints."""
@@ -296,6 +304,8 @@ class Run:
             return
         config = json.dumps(self.config.model_dump(mode="json"))
         notes = {"next_round": str(self.federation.next_round), "config": config}
+        if (frozen := self.federation.journal_header.frozen_sha256) is not None:
+            notes[FROZEN] = frozen
         checkpoints.write_checkpoint(self.folder / CHECKPOINT, vectors, notes)
 
     def _note_environment(self) -> None:

@@ -2,9 +2,10 @@
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, NamedTuple, cast
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -18,7 +19,9 @@ from fedmpdd.errors import ConfigError, FedmpddError
 from fedmpdd.imports import words_and_line_of
 from fedmpdd.simulation import forward, sampling
 from fedmpdd.simulation.config import RunConfig
+from fedmpdd.simulation.devices import reproducible_arithmetic
 from fedmpdd.simulation.layers import LayerGradients, handles
+from fedmpdd.simulation.linear_layers import LinearLayerGradients, equal_frozen, has_linear_layers
 from fedmpdd.simulation.local_steps import LocalTraining
 from fedmpdd.simulation.workers import Workers
 from fedmpdd.simulation.zeroth_order import ZerothOrder
@@ -30,11 +33,14 @@ from fedmpdd.tasks.task import check_objective
 
 CHUNK_BYTES = 128 * 2**20  # per-client activations and gradients of one vectorised call stay about below this
 CHUNK_CLIENTS = 25  # and enough calls remain to keep a few threads busy
+CHUNK_EXAMPLES = 32  # of one pass for many clients, by linear layers; larger ones are hardly faster on a CPU
 CHUNK_DIRECTIONS = 32  # of a forward-mode client; more at once are hardly faster
+ROUNDING = 0.1  # of a gradient's length, more than which two ways to add it up cannot differ, in bfloat16 either
 GPU_SHARE = 8  # on a GPU: an eighth of its memory, by the same estimate, which is low for wide networks
 
 
-GROUP_BYTES = 128 * 2**20  # gradients that wait at a time for being encoded
+GROUP_BYTES = 64 * 2**20  # gradients that wait at a time for being encoded
+Result = TypeVar("Result")
 
 
 class Work(NamedTuple):
@@ -75,6 +81,44 @@ class _Rows(NamedTuple):
         return [int(number) for number in self.clients]
 
 
+@dataclass(frozen=True, eq=False)
+class GradientRequest:
+    """Gradients that a round asks for: of clients, all at one model or each at another, on one minibatch each.
+
+    Args:
+        client_step: what would compute them for this federation alone.
+        flat: the server's model [d].
+        work: the round's clients and minibatches.
+        step: which of the clients' steps it is; those that are done with theirs are left out.
+        moved: how far each client has moved from the server's model [clients, d]; None where they stand at it.
+
+    """
+
+    client_step: "ClientStep"
+    flat: Tensor
+    work: Work
+    step: int = 0
+    moved: Tensor | None = None
+
+    def compute(self) -> Computed:
+        """Return the gradients and the losses of all clients; zero and NaN of those that take no step."""
+        return self.client_step.gradients(self)
+
+
+Asking = Generator[GradientRequest, Computed, Computed]  # asks for gradients, is sent them, and returns what to encode
+
+
+def answered(asking: Generator[GradientRequest, Computed, Result]) -> Result:
+    """Run something that asks for gradients, computing each request when it comes, and return its result."""
+    try:
+        request = next(asking)
+        while True:
+            request = asking.send(request.compute())
+    except StopIteration as end:
+        result: Result = end.value
+        return result
+
+
 class ClientStep:
     """Minibatch gradients of many clients on one machine, the data on the device that computes.
 
@@ -92,25 +136,139 @@ class ClientStep:
         self._d = objective.d
         self._workers = workers
         self._device = torch.device(config.device)
+        self._source = store
         self._store = store.to(self._device)
+        self._joins: dict[ClientStep, bool] = {}
         self._example_size = _example_size(self._store)
-        self._method = config.gradient_method
-        if self._method == "layers" and config.gradients == "auto" and not self._has_layers:
-            self._method = "vmap"
+        self._method = self._first_method()
+        self._linear_layers = LinearLayerGradients() if self._by_linear_layers else None
         self._draws = False  # whether clients draw random numbers while they train; `check` finds out
+
+    def _first_method(self) -> str:
+        """How gradients are taken, as far as the config and the layers of the model tell."""
+        method = self._config.gradient_method
+        if self._by_linear_layers:
+            return "layers"
+        return "vmap" if method == "layers" and self._config.gradients == "auto" and not self._has_layers else method
+
+    @property
+    def _is_partly_frozen(self) -> bool:
+        module = self._objective.model.module
+        return len(self._objective.model.names) < len(list(module.parameters()))
 
     @property
     def _has_layers(self) -> bool:
         module, loss = self._objective.model.module, self._objective.loss
-        is_trained = len(self._objective.model.names) == len(list(module.parameters()))  # all of it
-        return handles(module) and loss.per_example is not None and is_trained
+        return handles(module) and loss.per_example is not None and not self._is_partly_frozen
+
+    @property
+    def _by_linear_layers(self) -> bool:
+        """Whether linear layers are all that is trained, as in adapters, and nothing mixes the examples of a batch."""
+        config, objective = self._config, self._objective
+        if config.gradients not in ("auto", "layers") or config.source != "backward":
+            return False
+        if objective.loss.per_example is None or objective.mixes_examples or not has_linear_layers(objective):
+            return False
+        asked_for = config.gradients == "layers" and not config.trains_locally and not self._has_layers
+        return self._is_partly_frozen or asked_for
 
     def __call__(self, flat: Tensor, work: Work) -> Computed:
         """Return what each client encodes [clients, d]."""
-        with visible_draws() if self._draws else nullcontext(), blamed_on_the_task(work.round):
-            if self._config.trains_locally:
-                return self._differences(flat, work)
-            return self._all_gradients(flat, work)
+        return answered(self.steps(flat, work))
+
+    def steps(self, flat: Tensor, work: Work) -> Asking:
+        """Ask for the gradients of a round, and return what each client encodes [clients, d].
+
+        Who computes what is asked for may do so together with what other federations ask for.
+        """
+        if self._config.trains_locally:
+            return (yield from self._differences(flat, work))
+        return (yield GradientRequest(self, flat, work))
+
+    def gradients(self, request: GradientRequest) -> Computed:
+        """Return gradients and losses of the clients of a request."""
+        work, moved = request.work, request.moved
+        clients = len(work.clients)
+        start = torch.empty if moved is None else torch.zeros
+        gradients = start((clients, self._d), device=self._device)
+        losses = torch.full((clients,), math.nan, device=self._device)
+        statistics = self._empty_statistics(clients)
+
+        def compute(objective: Objective, rows: _Rows) -> None:
+            at = request.flat if moved is None else request.flat - moved[rows.clients]
+            # Where clients between them are done with their steps, an index gives a copy.
+            in_place = isinstance(rows.clients, slice)
+            some = gradients[rows.clients]
+            sent = None if statistics is None else statistics[rows.clients]
+            losses[rows.clients] = self._gradients(objective, at, rows, some, sent)
+            if not in_place:
+                gradients[rows.clients] = some
+                if statistics is not None and sent is not None:
+                    statistics[rows.clients] = sent
+
+        with self._arithmetic(), blamed_on_the_task(work.round):
+            self._workers.map(compute, self._cut(work, request.step))
+        return Computed(gradients, losses, statistics)
+
+    def joins(self, other: "ClientStep") -> bool:
+        """Return whether clients of another federation can go through the network together with those of this one.
+
+        They can where linear layers are all that is trained, and the federations share the examples, the loss, the size
+        of minibatches and everything that is frozen.
+        """
+        if other not in self._joins:
+            self._joins[other] = other is self or self._is_like(other)
+        return self._joins[other]
+
+    def _is_like(self, other: "ClientStep") -> bool:
+        for each in (self, other):
+            if each._method != "layers" or each._linear_layers is None or each._draws:
+                return False
+        mine, theirs = self._objective, other._objective
+        if (self._source, mine.loss, self._device) != (other._source, theirs.loss, other._device):
+            return False
+        if (self._config.batch, mine.model.names) != (other._config.batch, theirs.model.names):
+            return False
+        return self._source.draws is False and equal_frozen(mine.model.module, theirs.model.module, mine.model.names)
+
+    def gradients_of_all(self, requests: Sequence[GradientRequest]) -> list[Computed]:
+        """Return the gradients and losses of several requests, each of a federation that this one's clients join."""
+        if len(requests) == 1 or self._linear_layers is None:
+            return [request.compute() for request in requests]
+        numbers = [np.flatnonzero(request.work.batches[:, request.step, 0] >= 0) for request in requests]
+        models, batches = [], []
+        for request, at_work in zip(requests, numbers, strict=True):
+            flat = request.flat.expand(len(at_work), -1)
+            models.append(flat if request.moved is None else flat - request.moved[at_work])
+            examples = torch.from_numpy(request.work.batches[at_work, request.step])
+            batches.append(request.client_step._store.gather(examples.to(self._device)))
+        together, batch = torch.cat(models), tree_map(lambda *leaves: torch.cat(leaves), *batches)
+        gradients, losses = torch.empty_like(together), torch.empty(len(together), device=self._device)
+        size, by_layers = self._fitting(self._config.batch, self._most_clients), self._linear_layers
+
+        def compute(objective: Objective, begin: int) -> None:
+            rows = slice(begin, begin + size)
+            some = tree_map(lambda leaf: leaf[rows], batch)
+            losses[rows] = by_layers(objective, together[rows], some, gradients[rows])
+
+        with self._arithmetic(), blamed_on_the_task(requests[0].work.round):
+            self._workers.map(compute, range(0, len(together), size))
+        results, begin = [], 0
+        for request, at_work in zip(requests, numbers, strict=True):
+            rows, begin = slice(begin, begin + len(at_work)), begin + len(at_work)
+            if len(at_work) == len(request.work.clients):
+                results.append(Computed(gradients[rows], losses[rows]))
+                continue
+            everybody = torch.zeros((len(request.work.clients), self._d), device=self._device)
+            lost = torch.full((len(everybody),), math.nan, device=self._device)
+            everybody[at_work], lost[at_work] = gradients[rows], losses[rows]
+            results.append(Computed(everybody, lost))
+        return results
+
+    @contextmanager
+    def _arithmetic(self) -> Iterator[None]:
+        with reproducible_arithmetic(self._config), visible_draws() if self._draws else nullcontext():
+            yield
 
     def cause(self, computed: Computed) -> str | None:
         """Return why rows may not be finite, as far as the examples show it."""
@@ -118,19 +276,6 @@ class ClientStep:
         if number is None or bool(torch.isfinite(torch.as_tensor(computed.rows)).all()):
             return None
         return f"training example {number} holds NaN or infinity; leave such examples out, or fill them in"
-
-    def _all_gradients(self, flat: Tensor, work: Work) -> Computed:
-        clients = len(work.clients)
-        gradients = torch.empty((clients, self._d), device=self._device)
-        losses = torch.empty(clients, device=self._device)
-        statistics = self._empty_statistics(clients)
-
-        def compute(objective: Objective, rows: _Rows) -> None:
-            some = None if statistics is None else statistics[rows.clients]
-            losses[rows.clients] = self._gradients(objective, flat, rows, gradients[rows.clients], some)
-
-        self._workers.map(compute, self._cut(work, 0))
-        return Computed(gradients, losses, statistics)
 
     def _empty_statistics(self, clients: int) -> Tensor | None:
         statistics = self._objective.statistics
@@ -142,21 +287,24 @@ class ClientStep:
         Every group but the last is a whole number of vectorised calls, so that the calls, and with them the bits, are
         those of all clients at once.
         """
-        chunk = self._fitting(self._config.batch, CHUNK_CLIENTS)
+        chunk = self._fitting(self._config.batch, self._most_clients)
         size = chunk * max(1, GROUP_BYTES // (4 * self._d * chunk))
         for begin in range(0, clients, size):
             yield slice(begin, min(begin + size, clients))
 
     def check(self, flat: Tensor) -> None:
         """Raise ConfigError if gradients of this model cannot be taken the way the config says."""
-        if self._method == "layers" and not self._has_layers:
+        if self._method == "layers" and not self._has_layers and self._linear_layers is None:
             raise ConfigError(
-                'gradients = "layers": the model is not a plain nn.Sequential of linear and convolutional layers, '
-                'activations and pooling, with cross-entropy; use gradients = "auto"'
+                'gradients = "layers": the model is neither a plain nn.Sequential of linear and convolutional layers, '
+                "activations and pooling, with cross-entropy, nor one of which only linear layers are trained; use "
+                'gradients = "auto"'
             )
         has_gradient = self._config.source == "backward"
         self._draws = check_objective(self._objective, flat, self._store, has_gradient=has_gradient)
         batch = self._config.batch if self._objective.mixes_examples else 1
+        if self._linear_layers is not None:
+            batch = 2  # so that the order of examples shows
         examples = np.arange(2 * batch).reshape(2, batch) % len(self._store)
         rows = _Rows(slice(0, 2), examples, [(0,), (1,)])
         if self._config.client == "forward":
@@ -173,16 +321,31 @@ class ClientStep:
     def _problem_with(self, flat: Tensor, rows: _Rows) -> Exception | None:
         """Return what the gradients of some clients raise, taken by the method that is chosen."""
         gradients, statistics = torch.empty((2, self._d), device=self._device), self._empty_statistics(2)
+        by_linear_layers = self._method == "layers" and self._linear_layers is not None
+        if by_linear_layers and self._draws:
+            return RuntimeError("the model draws random numbers, which clients of one pass would share")
         try:
             with warnings.catch_warnings():
                 if self._config.gradients == "auto":  # PyTorch vectorises some layers by a slow loop, and says so
                     warnings.filterwarnings("error", message="There is a performance drop")
                 self._workers.map(lambda model, one: self._gradients(model, flat, one, gradients, statistics), [rows])
+            if by_linear_layers:
+                self._check_order(flat, rows, gradients)
         except FedmpddError:
             raise
         except Exception as error:  # somebody else's model
             return error
         return None
+
+    def _check_order(self, flat: Tensor, rows: _Rows, gradients: Tensor) -> None:
+        """Raise RuntimeError where a client by itself has other gradients: the model does not keep to one dimension."""
+        alone = torch.empty_like(gradients)
+        self._one_by_one(self._objective, flat, self._gathered(rows), rows.seeds, alone, None)
+        if not bool(((gradients - alone).norm(dim=1) <= ROUNDING * alone.norm(dim=1)).all()):
+            raise RuntimeError(
+                "clients in one pass have other gradients than alone, so that the model does not keep examples in the "
+                "first dimension"
+            )
 
     def _check_forward(self, flat: Tensor, some: _Rows) -> None:
         rows = torch.ones((1 if self._one_direction else 2, self._d), device=self._device)
@@ -195,7 +358,7 @@ class ClientStep:
                 f'client = "forward": PyTorch cannot differentiate the model forwards: {text}; try {other}'
             ) from error
 
-    def _differences(self, flat: Tensor, work: Work) -> Computed:
+    def _differences(self, flat: Tensor, work: Work) -> Asking:
         """x_k − x after several local steps: what the server should subtract."""
         training = LocalTraining.of(self._config, self._objective.model.shapes)
         clients, steps = work.batches.shape[:2]
@@ -204,18 +367,15 @@ class ClientStep:
         statistics = self._empty_statistics(clients)
         optimisers = [training.start(flat) for _ in range(clients)]
         for step in range(steps):
-
-            def compute(objective: Objective, rows: _Rows, step: int = step) -> None:
-                moved = differences[rows.clients]
-                gradients = torch.empty_like(moved)
-                some = None if statistics is None else statistics[rows.clients]
-                losses[rows.clients, step] = self._gradients(objective, flat - moved, rows, gradients, some)
-                training.step(flat, moved, gradients, [optimisers[client] for client in rows.numbers])
-                differences[rows.clients] = moved
-                if statistics is not None and some is not None:
-                    statistics[rows.clients] = some
-
-            self._workers.map(compute, self._cut(work, step))
+            computed = yield GradientRequest(self, flat, work, step, differences)
+            losses[:, step] = computed.losses
+            with reproducible_arithmetic(self._config), blamed_on_the_task(work.round):  # optimisers are somebody's too
+                for rows in self._cut(work, step):
+                    moved = differences[rows.clients]
+                    training.step(flat, moved, computed.rows[rows.clients], [optimisers[i] for i in rows.numbers])
+                    differences[rows.clients] = moved
+                    if statistics is not None and computed.statistics is not None:
+                        statistics[rows.clients] = computed.statistics[rows.clients]
         return Computed(differences, losses, statistics)
 
     def _gradients(
@@ -223,6 +383,8 @@ class ClientStep:
     ) -> Tensor:
         """Write gradients of clients, at one model [d] or at one per client [clients, d], and return the losses."""
         batch = self._gathered(rows)
+        if self._method == "layers" and self._linear_layers is not None:
+            return self._linear_layers(objective, flat, batch, gradients)
         if self._method == "layers":
             assert objective.loss.per_example is not None
             by_layers = LayerGradients(objective.model, fused=flat.is_cuda, per_example=objective.loss.per_example)
@@ -351,6 +513,12 @@ class ClientStep:
             together = torch.func.vmap(value, in_dims=(0, 0), randomness="different" if self._draws else "error")
             losses: Tensor = together(models, batch)
             return losses
+    @property
+    def _most_clients(self) -> int:
+        """How many clients one pass has at most on a CPU."""
+        if self._method == "layers" and self._linear_layers is not None:
+            return max(1, CHUNK_EXAMPLES // self._config.batch)
+        return CHUNK_CLIENTS
 
     def _fitting(self, examples: int, most: int) -> int:
         """How many passes of so many examples fit memory side by side, and on the CPU at most `most`."""
@@ -364,7 +532,7 @@ class ClientStep:
 
         The cuts depend on the config, and on the kind of GPU, alone.
         """
-        size = self._fitting(work.batches.shape[2], CHUNK_CLIENTS)
+        size = self._fitting(work.batches.shape[2], self._most_clients)
         size = size if most is None else min(size, most)
         at_work = np.flatnonzero(work.batches[:, step, 0] >= 0)  # the others have done all their steps
         for begin in range(0, len(at_work), size):

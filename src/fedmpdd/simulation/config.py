@@ -27,7 +27,7 @@ from fedmpdd.errors import ConfigError, InputError
 from fedmpdd.imports import is_named
 from fedmpdd.server.step import Schedule, StepRule
 from fedmpdd.tasks.batch_norm import BatchNorm
-from fedmpdd.tasks.data import DATASETS, PartitionKind
+from fedmpdd.tasks.data import DATASETS, TEXT_DATASETS, PartitionKind
 from fedmpdd.uplink import RobustMean, SecureRounds, check_parts
 from fedmpdd.uplink.codec_config import CodecConfig, can_build, codec_overrides, explain
 
@@ -123,6 +123,11 @@ class RunConfig(BaseModel):
 
     @model_validator(mode="after")
     def _consistent(self, info: ValidationInfo) -> "RunConfig":
+        if self.dataset in TEXT_DATASETS:
+            raise ValueError(
+                f"dataset = {self.dataset!r} holds texts, and a config names no tokenizer; name a function that "
+                "returns an fm.Task, such as mytask.py:sst2 (docs/own-texts.md)"
+            )
         if self.dataset not in DATASETS and not is_named(self.dataset):
             raise ValueError(
                 f"dataset = {self.dataset!r} is unknown; use one of {', '.join(DATASETS)}, or an import path such as "

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from fedmpdd.codecs import Codec
 from fedmpdd.directions import Key, backend
 from fedmpdd.errors import ConfigError, GradientError, InputError, RunError
 from fedmpdd.simulation import sampling
-from fedmpdd.simulation.clients import ClientStep, Computed, Work
+from fedmpdd.simulation.clients import Asking, ClientStep, Computed, GradientRequest, Work, answered
 from fedmpdd.simulation.config import RunConfig
 from fedmpdd.simulation.devices import reproducible_arithmetic, resolve_device
 from fedmpdd.simulation.downlink import Downlink, ModelDownlink, ReplayDownlink
@@ -105,6 +105,7 @@ class Federation:
         self._frames = frames
         self._objective, flat = task.build(config.init, sampling.model_seed(config))
         self.model = self._objective.model
+        frozen = self._objective.frozen_sha256  # before it is moved: it is large
         self._objective.move_to(config.device)
         self.codec = config.codec.build().for_shapes([tuple(shape) for shape in self.model.shapes])
         self.memory = ErrorFeedback(self.codec) if config.codec.error_feedback else None
@@ -114,7 +115,7 @@ class Federation:
         self._noisy = config.codec.protection() is not None or config.secure is not None
         self._statistics = _statistics_of(config, self._objective)
         self.journal_header = Header(
-            self.model.d, task.shape, task.classes, model_sha256(flat), config.model_dump(mode="json")
+            self.model.d, task.shape, task.classes, model_sha256(flat), config.model_dump(mode="json"), frozen
         )
         self._downlink: Downlink = ModelDownlink(self.model.d)
         if config.downlink == "replay":
@@ -157,27 +158,38 @@ class Federation:
 
     def run_round(self) -> RoundMetrics:
         """Run one round (Algorithm 2, lines 3 to 22)."""
+        return answered(self.round())
+
+    def round(self) -> Generator[GradientRequest, Computed, RoundMetrics]:
+        """Run one round whose gradients somebody else computes: ask for them, and return what the round did.
+
+        Several federations whose rounds go on in turns can have theirs computed together: `run_rounds`.
+        """
         k, config = self.next_round, self.config
         with reproducible_arithmetic(config):
             plan = self._plan_of(k)
-            losses: Tensor | None = None
-            mean: Mean | None = None
-            uplink_bytes = payload_bytes = 0
-            downlink_bytes = self._downlink.send(plan.selected.tolist(), k)  # line 4
-            if self._statistics is not None:
-                downlink_bytes += 4 * len(self._statistics) * len(plan.selected)
-            if config.secure is not None:
-                downlink_bytes += self._uplink.overhead_down(len(plan.selected))
-            gradient_s = encode_s = decode_s = 0.0
+        losses: Tensor | None = None
+        mean: Mean | None = None
+        uplink_bytes = payload_bytes = 0
+        downlink_bytes = self._downlink.send(plan.selected.tolist(), k)  # line 4
+        if self._statistics is not None:
+            downlink_bytes += 4 * len(self._statistics) * len(plan.selected)
+        if config.secure is not None:
+            downlink_bytes += self._uplink.overhead_down(len(plan.selected))
+        gradient_s = encode_s = decode_s = 0.0
+        uploads: Any = None
+        if len(plan.keys) >= self._fewest:
+            uploads, computed, gradient_s, encode_s = yield from self._upload(plan)  # lines 6 to 11
+            losses = computed.losses
+            with reproducible_arithmetic(config):
+                beside = self._take_statistics(computed.statistics, plan.weights)
+            uplink_bytes, payload_bytes = uploads.frame_bytes + beside, uploads.payload_bytes + beside
+        elif plan.keys and config.secure is not None:
+            uplink_bytes = self._uplink.aborted_bytes(len(plan.keys))
+        with reproducible_arithmetic(config):
             begun = self._clock()
-            if len(plan.keys) >= self._fewest:
-                uploads, computed, gradient_s, encode_s = self._upload(plan)  # lines 6 to 11
-                losses, beside = computed.losses, self._take_statistics(computed.statistics, plan.weights)
-                uplink_bytes, payload_bytes = uploads.frame_bytes + beside, uploads.payload_bytes + beside
-                begun = self._clock()
+            if uploads is not None:
                 mean = self._uplink.mean(uploads, plan.weights)
-            elif plan.keys and config.secure is not None:
-                uplink_bytes = self._uplink.aborted_bytes(len(plan.keys))
             self._server.take(mean)  # lines 13 to 22
             if mean is not None:
                 decode_s = self._clock() - begun
@@ -198,7 +210,7 @@ class Federation:
             metrics=None if tested is None or set(tested.metrics) == {"accuracy"} else tested.metrics,
         )
 
-    def _upload(self, plan: "_Plan") -> tuple[Any, Computed, float, float]:
+    def _upload(self, plan: "_Plan") -> Generator[GradientRequest, Computed, tuple[Any, Computed, float, float]]:
         """What all clients send, their losses and statistics, and the seconds that gradients and encoding took.
 
         In groups of clients where updates do not depend on each other: gradients are many times what is sent of them.
@@ -208,12 +220,13 @@ class Federation:
         gradient_s = encode_s = 0.0
         for group in self._groups(plan):
             some, start = plan.part(group), self._clock()
-            computed = self._compute(some)  # line 6
+            computed = yield from self._compute(some)  # line 6
             if not results:
                 self._prepare(plan.round + 1)
             computed_at = self._clock()
             try:
-                parts.append(self._encode(computed.rows, some))  # lines 7 to 11
+                with reproducible_arithmetic(self.config):
+                    parts.append(self._encode(computed.rows, some))  # lines 7 to 11
             except GradientError as error:
                 raise self._cause_of(error, computed) from None
             results.append(computed._replace(rows=None))
@@ -237,15 +250,16 @@ class Federation:
             return [slice(0, len(plan.keys))]
         return self._client_step.groups(len(plan.keys))
 
-    def _compute(self, plan: "_Plan") -> Computed:
+    def _compute(self, plan: "_Plan") -> Asking:
         """What the clients encode, and their losses: gradients, or scalars along directions where there are none."""
         codec: Any = self.codec.at_round(plan.round)
         work = Work(plan.round, plan.present, plan.batches)
-        if self._source == "losses":
-            return self._client_step.slopes(self.flat, work, codec, plan.keys)
-        if self._source == "forward":
+        if self._source == "backward":
+            return (yield from self._client_step.steps(self.flat, work))
+        with reproducible_arithmetic(self.config):
+            if self._source == "losses":
+                return self._client_step.slopes(self.flat, work, codec, plan.keys)
             return self._client_step.derivatives(self.flat, work, codec, plan.keys)
-        return self._client_step(self.flat, work)
 
     def _encode(self, computed: Tensor | NDArray[np.float64], plan: "_Plan") -> Any:
         noise = sampling.noise_sources(self.config, plan.round, plan.present) if self._noisy else None

@@ -52,10 +52,14 @@ class Header(NamedTuple):
     classes: int
     model_sha256: str  # of the initial model
     config: dict[str, Any]
+    frozen_sha256: str | None = None  # of what is not trained, which no journal carries; None where all of it is
 
     def pack(self, version: int = BARE) -> bytes:
         """Return the header as it stands in a file of this version; messages have that of version 1."""
-        text = json.dumps(self._asdict(), separators=(",", ":"), sort_keys=True).encode()
+        values = self._asdict()
+        if self.frozen_sha256 is None:
+            del values["frozen_sha256"]
+        text = json.dumps(values, separators=(",", ":"), sort_keys=True).encode()
         body = _FILE_HEAD.pack(MAGIC, version, bytes(3), len(text)) + text
         return body + _CHECKSUM.pack(zlib.crc32(body))
 
@@ -307,10 +311,12 @@ def _parse_any_header(data: bytes, versions: tuple[int, ...]) -> tuple[Header, i
 
 def _header_of(values: Any) -> Header:
     """The header that a JSON document says, each field looked at."""
-    if not isinstance(values, dict) or set(values) != set(Header._fields):
+    required = set(Header._fields) - set(Header._field_defaults)
+    if not isinstance(values, dict) or not required <= set(values) <= set(Header._fields):
         keys = sorted(values) if isinstance(values, dict) else type(values).__name__
         raise JournalError(f"the header cannot be understood: it has {keys!s:.200}, expected {list(Header._fields)}")
     shape, digest = values["shape"], values["model_sha256"]
+    frozen = values.get("frozen_sha256", digest)
     for name, holds, expected in (
         ("d", _is_count(values["d"], LARGEST_D), f"a whole number from 1 to {LARGEST_D}"),
         (
@@ -320,6 +326,7 @@ def _header_of(values: Any) -> Header:
         ),
         ("classes", _is_count(values["classes"], _LARGEST_SIDE), f"a whole number from 1 to {_LARGEST_SIDE}"),
         ("model_sha256", isinstance(digest, str) and bool(_SHA256.fullmatch(digest)), "64 hexadecimal digits"),
+        ("frozen_sha256", isinstance(frozen, str) and bool(_SHA256.fullmatch(frozen)), "64 hexadecimal digits"),
         ("config", isinstance(values["config"], dict), "an object"),
     ):
         if not holds:
@@ -327,7 +334,7 @@ def _header_of(values: Any) -> Header:
                 f"the header cannot be understood: {name} = {values[name]!r:.60}, expected {expected}; take the "
                 "journal from its source again"
             )
-    return Header(values["d"], tuple(shape), values["classes"], digest, values["config"])
+    return Header(values["d"], tuple(shape), values["classes"], digest, values["config"], values.get("frozen_sha256"))
 
 
 def _is_count(value: Any, most: int) -> bool:

@@ -1,7 +1,7 @@
 """`fedmpdd replay`: the model of any round, from the journal alone, proved by its hash."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,11 @@ from fedmpdd.simulation.config import RunConfig, parse_config
 from fedmpdd.simulation.devices import resolve_device
 from fedmpdd.simulation.journal import JOURNAL, Header, JournalReader
 from fedmpdd.tasks import models
+from fedmpdd.tasks.models import FlatModel
+from fedmpdd.torch.frozen import FROZEN, check_frozen, frozen_sha256
 from fedmpdd.torch.step import TorchStep
+
+_UNUSED = ("dataset", "loss", "metrics", "model")  # keys whose code a replay without the model does not call
 
 ANOTHER_START = (
     "another kind of CPU (PyTorch's random numbers differ with its instruction set, and with ATEN_CPU_CAPABILITY), "
@@ -70,32 +74,30 @@ class JournalReplica:
         """Begin before the first round.
 
         header: of the journal, or of a message. device: where to compute. initial: the parameters to begin with, from
-        a journal that holds them; else they are made as the header says. trust_imports: whether the code that the
-        header names as the model may be imported and called: True, or the one import path that may.
+        a journal that holds them; else they are made as the header says. With them, of a frozen model only its hash is
+        known, and the model is not made unless the codec knows the shapes of its matrices. trust_imports: whether the
+        code that the header names as the model may be imported and called: True, or the one import path that may.
         """
-        check_trust(import_paths(header.config), "the journal", trust_imports)
+        # What is trained of a frozen model follows from the journal alone, unless the codec knows matrices.
+        is_enough = initial is not None and header.frozen_sha256 is not None
+        _check_trust(header, trust_imports, _UNUSED if is_enough else ())
         config = resolve_device(parse_config({**header.config, "device": device}))
         config.check_trainable()
-        d = models.count_parameters(config.model, header.shape, header.classes)
-        if d is not None and d != header.d:  # before any memory is taken for them
-            raise JournalError(f"the journal is of {header.d} parameters, and {config.model} has {d}: it was changed")
-        model, made = models.build(
-            config.model,
-            header.shape if header.classes > 1 else None,
-            header.classes,
-            init=config.init,
-            seed=sampling.model_seed(config),
-            gives_classes=config.loss == "cross-entropy",
-        )
-        flat = made if initial is None else tensor_of(initial)
-        if model.d != header.d or model_sha256(flat) != header.model_sha256:
+        codec = config.codec.build()
+        if initial is None or not is_enough or codec.for_shapes([(header.d,)]) != codec:
+            _check_trust(header, trust_imports)
+            model, made = _model_of(header, config)
+            codec = codec.for_shapes([tuple(shape) for shape in model.shapes])
+            initial = made.numpy() if initial is None else initial
+        flat = tensor_of(initial)
+        if flat.numel() != header.d or model_sha256(flat) != header.model_sha256:
             raise JournalError(
-                f"the initial model built here has {model.d} parameters and hash {model_sha256(flat)[:16]}…, the "
+                f"the initial model built here has {flat.numel()} parameters and hash {model_sha256(flat)[:16]}…, the "
                 f"journal's has {header.d} and {header.model_sha256[:16]}…: {ANOTHER_START}; begin with a model that "
                 "was sent, or with a journal that holds the initial one"
             )
         self.config = config
-        self._codec = config.codec.build().for_shapes([tuple(shape) for shape in model.shapes])
+        self._codec = codec
         self._replica = replica_at(flat, config)
 
     @property
@@ -140,6 +142,35 @@ class JournalReplica:
         return model_sha256(self.flat)
 
 
+def _check_trust(header: Header, trust_imports: Trust, unused: Sequence[str] = ()) -> None:
+    """Raise RunError where code would be imported that nobody asked for; nothing of `unused` keys will be."""
+    paths = {key: text for key, text in import_paths(header.config).items() if key.split(".")[0] not in unused}
+    if isinstance(trust_imports, Mapping):
+        trust_imports = {key: text for key, text in trust_imports.items() if key.split(".")[0] not in unused}
+    check_trust(paths, "the journal", trust_imports)
+
+
+def _model_of(header: Header, config: RunConfig) -> tuple[FlatModel, Tensor]:
+    """The model that a header names, made here, with its first parameters."""
+    d = models.count_parameters(config.model, header.shape, header.classes)
+    if d is not None and d != header.d:  # before any memory is taken for them
+        raise JournalError(f"the journal is of {header.d} parameters, and {config.model} has {d}: it was changed")
+    model, flat = models.build(
+        config.model,
+        header.shape if header.classes > 1 else None,
+        header.classes,
+        init=config.init,
+        seed=sampling.model_seed(config),
+        gives_classes=config.loss == "cross-entropy",
+    )
+    if model.d != header.d:
+        raise JournalError(
+            f"the model built here has {model.d} parameters, the journal's has {header.d}: {ANOTHER_START}"
+        )
+    check_frozen(header.frozen_sha256, frozen_sha256(model.module, model.names), "the journal")
+    return model, flat
+
+
 @dataclass(frozen=True)
 class Replayed:
     """A model that was rebuilt, and whether every round on the way had the hash that the journal says."""
@@ -149,6 +180,7 @@ class Replayed:
     matches: bool
     first_difference: int | None  # the first round whose model has another hash
     torn_bytes: int
+    frozen_sha256: str | None = None  # of what is not trained, which is not in the journal
 
     def as_dict(self) -> dict[str, Any]:
         """Return what `fedmpdd replay --json` prints."""
@@ -164,6 +196,8 @@ class Replayed:
 def write_model(path: Path, replayed: Replayed) -> None:
     """Write a model to a .safetensors file, its parameters one flat vector as in checkpoints."""
     metadata = {"next_round": str(replayed.rounds)}
+    if replayed.frozen_sha256 is not None:
+        metadata[FROZEN] = replayed.frozen_sha256
     try:
         save_file({"model": replayed.flat.cpu().contiguous()}, path, metadata=metadata)
     except SafetensorError as error:
@@ -204,4 +238,5 @@ def replay(
             raise JournalError(
                 f"{journal.path} holds {replica.next_round} rounds, and --until {until} is more; ask for at most those"
             )
-        return Replayed(replica.flat, replica.next_round, different is None, different, journal.torn)
+        frozen = journal.header.frozen_sha256
+        return Replayed(replica.flat, replica.next_round, different is None, different, journal.torn, frozen)

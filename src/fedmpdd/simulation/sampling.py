@@ -8,7 +8,7 @@ import numpy as np
 from numpy.random.bit_generator import ISeedSequence
 from numpy.typing import NDArray
 
-from fedmpdd.directions import Key, derive_seed, partitioned_keys
+from fedmpdd.directions import Key, derive_seed, partitioned_keys, round_seed
 from fedmpdd.simulation.config import RunConfig
 
 _CLIENTS, _BATCH, _DROPOUT, _KEYS, _INIT, _NOISE, _TRAINING = range(7)  # streams that never meet
@@ -73,14 +73,18 @@ def survivors(config: RunConfig, round_number: int) -> NDArray[np.bool_]:
     return _rng(config, _DROPOUT, round_number).random(config.per_round) >= config.dropout
 
 
+def session_seed(config: RunConfig) -> int:
+    """Return the seed from which the keys of all rounds follow. A `BareSession` with it has the same keys."""
+    return int(_rng(config, _KEYS).integers(2**63))
+
+
 def round_keys(config: RunConfig, round_number: int, clients: NDArray[np.int64]) -> list[Key]:
     """Return the keys of a round, by the policy of the config."""
-    session = int(_rng(config, _KEYS).integers(2**63))
-    round_seed = derive_seed(session, round_number, 2**64 - 1)  # no client has this number
+    session = session_seed(config)
     if config.codec.keys == "shared":
-        return [Key(round_seed)] * len(clients)
+        return [Key(round_seed(session, round_number))] * len(clients)
     if config.codec.keys == "partitioned":
-        return partitioned_keys(round_seed, len(clients))
+        return partitioned_keys(round_seed(session, round_number), len(clients))
     return [Key(derive_seed(session, round_number, client)) for client in clients.tolist()]
 
 

@@ -109,9 +109,11 @@ class FlatModel:
         return sum(shape.numel() for shape in self.shapes)
 
     def unflatten(self, flat: Tensor) -> dict[str, Tensor]:
-        """Views of a flat vector as the module's parameters."""
-        parts = torch.split(flat, [shape.numel() for shape in self.shapes])
-        return {name: part.view(shape) for name, part, shape in zip(self.names, parts, self.shapes, strict=True)}
+        """Views of a flat vector [d] as the module's parameters; of rows [n, d] as n of each, side by side."""
+        parts = torch.split(flat, [shape.numel() for shape in self.shapes], dim=-1)
+        before = flat.shape[:-1]
+        named = zip(self.names, parts, self.shapes, strict=True)
+        return {name: part.view(*before, *shape) for name, part, shape in named}
 
     def __call__(self, flat: Tensor, inputs: Tensor) -> Tensor:
         """Return the logits of inputs."""
@@ -204,7 +206,19 @@ def flatten(module: nn.Module, what: str = "the model") -> tuple[FlatModel, Tens
             raise ConfigError(f"{what} has {name} in {value.dtype}; what is trained must be float32: call .float()")
     names, values = zip(*parameters, strict=True)
     flat = torch.cat([value.reshape(-1) for value in values]).contiguous()
+    _keep_activations(module)
     return FlatModel(module.requires_grad_(False), names, tuple(value.shape for value in values)), flat
+
+
+def _keep_activations(module: nn.Module) -> None:
+    """Turn off gradient checkpointing of transformers, which saves memory and changes no number.
+
+    It runs blocks again during the backward pass, when the parameters of the call are no longer in the module.
+    """
+    children: list[Any] = list(module.modules())
+    for child in children:
+        if getattr(child, "gradient_checkpointing", False) is True:
+            child.gradient_checkpointing = False
 
 
 def count_parameters(name: str, shape: tuple[int, int, int], classes: int) -> int | None:

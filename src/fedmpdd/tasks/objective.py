@@ -12,6 +12,7 @@ from fedmpdd.tasks.batch_norm import BatchStatistics, has_batch_norm, layers_of,
 from fedmpdd.tasks.losses import Loss
 from fedmpdd.tasks.models import FlatModel
 from fedmpdd.tasks.stores import Batch
+from fedmpdd.torch.frozen import copy_sharing_frozen, frozen_sha256
 
 Result = TypeVar("Result")
 
@@ -35,6 +36,10 @@ class Objective:
         without_statistics(network)
         self.statistics = BatchStatistics(network, names) if sends_statistics else None
         self.mixes_examples = has_batch_norm(network)  # then those of several clients must not go together
+        # Where what is not trained came from, before it is moved to the device that computes.
+        self._frozen = {
+            name: value.detach() for name, value in model.module.named_parameters() if name not in model.names
+        }
         self._training, self._testing = _Holder(network), _Holder(model.module)
 
     @property
@@ -52,9 +57,17 @@ class Objective:
         """The module in train mode."""
         return self._training.network
 
+    @property
+    def frozen_sha256(self) -> str | None:
+        """The hash of what is not trained, None where all of the model is."""
+        return frozen_sha256(self.model.module, self.model.names)
+
     def trained(self, flat: Tensor) -> nn.Module:
-        """Return a module with these parameters, as somebody would go on with it: in eval mode, ready for gradients."""
-        module = copy.deepcopy(self.model.module)
+        """Return a module with these parameters, as somebody would go on with it: in eval mode, ready for gradients.
+
+        Its frozen parameters share the memory of those that the model was made with, and are where those are.
+        """
+        module = copy_sharing_frozen(self.model.module, self._frozen)
         parameters = dict(module.named_parameters())
         with torch.no_grad():
             for name, part in self.model.unflatten(flat).items():

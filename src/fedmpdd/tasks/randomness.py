@@ -42,13 +42,14 @@ class ClientRandomness(TorchDispatchMode):
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
-        self.draws += 1
         with _drawing:
-            before = self._generator.get_state()
+            before, states = self._generator.get_state(), list(self._states)
             try:
                 return self._drawn(func, args, kwargs)
             finally:
                 self._generator.set_state(before)
+                # Attention, for one, could draw and does not without dropout.
+                self.draws += not all(map(torch.equal, states, self._states))
 
     def _drawn(self, func: Any, args: Any, kwargs: Any) -> Any:
         if not self._vectorised:

@@ -1,6 +1,5 @@
 """A task: model, loss, metrics and the clients' data. Everything that is not communication."""
 
-import copy
 import difflib
 import hashlib
 import math
@@ -28,6 +27,7 @@ from fedmpdd.tasks.models import FlatModel
 from fedmpdd.tasks.objective import Objective
 from fedmpdd.tasks.randomness import ClientRandomness
 from fedmpdd.tasks.stores import Columns, JoinedStore, Store, as_store
+from fedmpdd.torch.frozen import copy_sharing_frozen
 
 _LOOKED_AT = 16  # examples and clients that a fingerprint is made of
 
@@ -47,7 +47,8 @@ class Task:
     Args:
         model: a module, which is copied and not changed; or a function that makes one, called with a seeded generator,
             so that every seed of a run has its own first model. Parameters with `requires_grad=False` stay as they are,
-            are not sent, and cost no bytes.
+            are not sent, and cost no bytes. All copies share the memory of these, so that a large base is there once:
+            whoever writes into it changes all of them.
         loss: (outputs, targets) -> scalar, or (model, batch) -> scalar. It is the second kind if its first parameter is
             called `model`. Cross-entropy by default.
         clients: what `partition` returns, or a list with one dataset per client.
@@ -126,7 +127,7 @@ def make_model(model: Any, init: str, seed: int) -> tuple[FlatModel, Tensor]:
     state = torch.random.get_rng_state()
     try:
         torch.manual_seed(seed)
-        module = copy.deepcopy(model) if isinstance(model, nn.Module) else _made_by(model)
+        module = copy_sharing_frozen(model) if isinstance(model, nn.Module) else _made_by(model)
         if init == "uniform":
             models.make_uniform(module)
     finally:
@@ -223,6 +224,9 @@ def fingerprint(task: Task) -> str:
     digest = hashlib.sha256()
     layers = repr(task.model) if isinstance(task.model, nn.Module) else ""
     digest.update(re.sub(r" at 0x[0-9a-f]+", "", layers).encode())
+    for name, layer in task.model.named_modules() if isinstance(task.model, nn.Module) else ():
+        if isinstance(getattr(layer, "scaling", None), dict):  # of adapters; what is printed of them does not say it
+            digest.update(f"{name} {sorted(layer.scaling.items())}".encode())
     partition = task.clients.partition
     for store in (task.clients.store, task.test):
         digest.update(f"{len(store)} {partition.clients}".encode())

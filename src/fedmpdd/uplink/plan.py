@@ -17,7 +17,8 @@ HOW_TO_READ = (
     "error = E‖decoded mean − mean gradient‖² / mean ‖gradient‖². However large it is, a training converges if its "
     "steps are short enough: step = 1 / (1 + error) is the share of the largest step of uncompressed means that is "
     "proved to be safe (docs/theory.md). Measured, errors up to 26 trained with the whole step, and 210 did not "
-    "(docs/results/flower-steps.md). reveals is a count, not a guarantee."
+    "(docs/results/flower-steps.md). reveals is a count, not a guarantee. bare: bytes of a frame without session tag, "
+    "seed and checksum, for transports that vouch for what these show (docs/wire-format.md)."
 )
 MODELS = {
     "logistic": 7_850,
@@ -33,6 +34,8 @@ MODELS = {
 class Plan:
     """One setting and what it does: bytes of a frame, predicted error of the mean, bits that an update reveals.
 
+    frame_bytes: of a compact frame. bare_bytes: of a bare one.
+
     codec: in words. family, m, bits, group: of a codec that was planned; None of others. error: None where there is no
     formula for it.
     """
@@ -43,6 +46,7 @@ class Plan:
     bits: int | None
     partitioned: bool
     frame_bytes: int
+    bare_bytes: int
     round_bytes: int
     error: float | None
     revealed_bits: int
@@ -159,7 +163,8 @@ def _plan(codec: Codec, d: int, n: int, alignment: float | None, *, partitioned:
     words = codec_words(codec.name, {**parameters, "keys": "partitioned" if partitioned else None})
     frame = Session(codec, d, sends_seed=sends_seed).frame_bytes
     error = codec.variance(d, n, partitioned=partitioned, alignment=alignment)
-    return Plan(words, None, None, None, partitioned, frame, n * frame, error, codec.revealed_bits(d))
+    bare, reveals = codec.bytes_per_update(d), codec.revealed_bits(d)
+    return Plan(words, None, None, None, partitioned, frame, bare, n * frame, error, reveals)
 
 
 def plans(

@@ -64,11 +64,6 @@ class Limits:
 DEFAULT_LIMITS = Limits()
 
 
-def _header(codec: Codec, d: int, key: Key) -> bytes:
-    first, second, size = codec.parameters()
-    return _HEADER.pack(MAGIC, VERSION, codec.code, first, second, d, size, key.slot, key.seed)
-
-
 def payload_of(update: Update) -> bytes:
     """Return scale and scalars of an update as they stand in every frame."""
     sections = update.codec.sections(update.d)
@@ -94,6 +89,22 @@ def read_arrays(payload: memoryview, sections: tuple[Section, ...]) -> Arrays:
         arrays.append(np.frombuffer(payload, section.dtype, section.length, offset).copy())
         offset += section.nbytes
     return tuple(arrays)
+
+
+def check_dimension(codec: Codec, d: int) -> int:
+    """Return d as an integer, or raise InputError if a codec cannot encode so many coordinates."""
+    try:
+        d = index(d)
+    except TypeError:
+        raise CodecError(f"d = {d!r} is not a number of coordinates; expected an integer") from None
+    codec.check(d)
+    return d
+
+
+def header_of(codec: Codec, d: int, key: Key) -> bytes:
+    """Return the first 32 bytes of a self-contained frame: all that two sides agree on, as bytes."""
+    first, second, size = codec.parameters()
+    return _HEADER.pack(MAGIC, VERSION, codec.code, first, second, d, size, key.slot, key.seed)
 
 
 def _check_length(length: int, overhead: int, sections: tuple[Section, ...]) -> None:
@@ -135,7 +146,7 @@ def pack(update: Update) -> bytes:
     """Return the self-contained frame of an update: whoever reads it needs to know nothing else."""
     if not update.codec.fits_header():
         raise CodecError(f"{update.codec.name} does not fit a self-contained frame; use a Session on both sides")
-    body = _header(update.codec, update.d, update.key) + payload_of(update)
+    body = header_of(update.codec, update.d, update.key) + payload_of(update)
     return body + _CHECKSUM.pack(_checksum(body))
 
 
@@ -213,11 +224,7 @@ class Session:
     """
 
     def __init__(self, codec: Codec, d: int, *, sends_seed: bool) -> None:
-        try:
-            d = index(d)
-        except TypeError:
-            raise CodecError(f"d = {d!r} is not a number of coordinates; expected an integer") from None
-        codec.check(d)
+        d = check_dimension(codec, d)
         sends_seed = bool(sends_seed)
         self.codec = codec
         self.d = d
@@ -226,7 +233,7 @@ class Session:
         self._sections = codec.sections(d)
         self._overhead = _SMALLEST_COMPACT + (_SEED.size if self.sends_seed else 0)
         # Three bytes that tell sessions apart: a frame of another one is refused before anything else is read.
-        descriptor = _header(codec, d, Key(0, 0)) + bytes([self.sends_seed])
+        descriptor = header_of(codec, d, Key(0, 0)) + bytes([self.sends_seed])
         self._tag = _CHECKSUM.pack(_checksum(descriptor))[:3]
 
     @property
@@ -247,7 +254,7 @@ class Session:
                 "partitioned rounds assign keys: Session(…, sends_seed=False)"
             )
         payload = payload_of(update)
-        checksum = _checksum(_header(self.codec, self.d, update.key), payload)
+        checksum = _checksum(header_of(self.codec, self.d, update.key), payload)
         seed = _SEED.pack(update.key.seed) if self.sends_seed else b""
         return _COMPACT_HEAD.pack(COMPACT_MARK, self._tag) + seed + payload + _CHECKSUM.pack(checksum)
 
@@ -290,7 +297,7 @@ class Session:
             self.codec.check(self.d, key.slot)
         payload = view[start : -_CHECKSUM.size]
         (checksum,) = _CHECKSUM.unpack_from(view, len(view) - _CHECKSUM.size)
-        _check_sum(checksum, _checksum(_header(self.codec, self.d, key), payload))
+        _check_sum(checksum, _checksum(header_of(self.codec, self.d, key), payload))
         arrays = read_arrays(payload, self._sections)
         self.codec.check_content(arrays, self.d)
         return Update(self.codec, self.d, key, arrays)

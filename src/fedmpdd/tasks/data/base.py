@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fedmpdd.errors import DataError
 
 DATA_VARIABLE = "FEDMPDD_DATA"
+Loaded = TypeVar("Loaded", covariant=True)
 
 
 class Examples(NamedTuple):
@@ -39,18 +40,24 @@ class RemoteFile:
 
     path: str
     sha256: str
-    url: str
+    url: str  # empty where no mirror is known: then the file has to be brought by hand
+    kept_packed: bool = False  # an archive that is read as it is
 
 
 @dataclass(frozen=True)
-class Source:
+class Source(Generic[Loaded]):
     """A dataset as the registry knows it: how to load it, and the files that `fedmpdd data fetch` brings."""
 
     name: str
-    load: Callable[[Path], Dataset]
+    load: Callable[[Path], Loaded]
     files: tuple[RemoteFile, ...] = ()
     find: Callable[[Path], list[Path]] | None = None  # the files that `load` would read, in whatever form they are
     parts: int = 0  # how many of them there must be
+
+    @property
+    def has_mirror(self) -> bool:
+        """Whether every file can be fetched."""
+        return all(file.url for file in self.files)
 
 
 def data_folder(given: Path | None = None) -> Path:

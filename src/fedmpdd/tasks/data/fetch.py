@@ -21,23 +21,33 @@ MOST_FILE_BYTES = 2**30  # of a file that is fetched; the largest, CIFAR-10's ar
 MOST_MEMBER_BYTES, MOST_NAME_BYTES, MOST_MEMBERS = 2**26, 2**16, 16  # of an archive; together at most 1 GiB
 
 
-def fetch(source: Source, folder: Path, progress: Callable[[str, int, int | None], None] | None = None) -> list[Path]:
+def fetch(
+    source: Source[object], folder: Path, progress: Callable[[str, int, int | None], None] | None = None
+) -> list[Path]:
     """Download the files of a dataset that are not there yet, each checked before it is put in place."""
     brought = []
     for file in source.files:
         path = folder / file.path
         if not (path.is_file() and sha256_of(path) == file.sha256):
+            if not file.url:
+                raise DataError(
+                    f"no mirror of {source.name} is known; get its files elsewhere and put them into {path.parent}"
+                )
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise DataError(f"{path.parent} cannot be made: {error}; choose another --data-dir") from None
             _download(file, path, progress)
             brought.append(path)
-        elif not path.name.endswith(".tar.gz") or (source.find and len(source.find(folder)) == source.parts):
+        elif not _is_unpacked(file) or (source.find and len(source.find(folder)) == source.parts):
             continue
-        if path.name.endswith(".tar.gz"):
+        if _is_unpacked(file):
             _extract(path)
     return brought
+
+
+def _is_unpacked(file: RemoteFile) -> bool:
+    return file.path.endswith(".tar.gz") and not file.kept_packed
 
 
 def _download(file: RemoteFile, path: Path, progress: Callable[[str, int, int | None], None] | None) -> None:
@@ -140,7 +150,7 @@ class Finding(NamedTuple):
     detail: str
 
 
-def check(source: Source, folder: Path) -> Iterator[Finding]:
+def check(source: Source[object], folder: Path) -> Iterator[Finding]:
     """Look at every file of a dataset, and then load it."""
     listed = {folder / file.path: file.sha256 for file in source.files}
     present = source.find(folder) if source.find else []
