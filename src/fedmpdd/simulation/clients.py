@@ -513,6 +513,7 @@ class ClientStep:
             together = torch.func.vmap(value, in_dims=(0, 0), randomness="different" if self._draws else "error")
             losses: Tensor = together(models, batch)
             return losses
+
     @property
     def _most_clients(self) -> int:
         """How many clients one pass has at most on a CPU."""
