@@ -517,13 +517,6 @@ class ClientStep:
             losses: Tensor = together(flat, batch)
             return losses.double()
 
-    @property
-    def _most_clients(self) -> int:
-        """How many clients one pass has at most on a CPU."""
-        if self._method == "layers" and self._linear_layers is not None:
-            return max(1, CHUNK_EXAMPLES // self._config.batch)
-        return CHUNK_CLIENTS
-
     def _losses_apart(self, objective: Objective, models: Tensor, batch: Batch, seeds: Any) -> Tensor:
         """The losses of clients at one model each [clients, d], in float64."""
 
@@ -546,6 +539,13 @@ class ClientStep:
             together = torch.func.vmap(value, in_dims=(0, 0), randomness="different" if self._draws else "error")
             losses: Tensor = together(models, batch)
             return losses
+
+    @property
+    def _most_clients(self) -> int:
+        """How many clients one pass has at most on a CPU."""
+        if self._method == "layers" and self._linear_layers is not None:
+            return max(1, CHUNK_EXAMPLES // self._config.batch)
+        return CHUNK_CLIENTS
 
     def _fitting(self, examples: int, most: int) -> int:
         """How many passes of so many examples fit memory side by side, and on the CPU at most `most`."""
