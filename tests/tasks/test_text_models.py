@@ -11,9 +11,10 @@ from torch import Tensor, nn
 import fedmpdd as fm
 from fedmpdd.errors import ConfigError
 from fedmpdd.tasks import text_models
+from fedmpdd.tasks.losses import IGNORED, CrossEntropy
 from fedmpdd.tasks.text import Prompt, Sentences
 from fedmpdd.tasks.text_models import TextModel, cache_activations, occupied
-from tests.tasks.text_fixtures import Tokenizer, reviews, tiny
+from tests.tasks.text_fixtures import WORDS, Tokenizer, reviews, tiny
 
 pytest.importorskip("transformers", reason="the extra `llm` is not installed")
 
@@ -160,13 +161,31 @@ def test_a_language_model_learns_its_answers(kind: str, gradients: str) -> None:
     assert history.last.loss < 0.8 * history.rounds[0].loss
 
 
+def test_clients_of_finite_differences_take_sentences() -> None:
+    """They go through the model as one batch, with all of their inputs."""
+    model, examples = prepared("llama", trained=(1, 2))
+    task = fm.Task(model=model, clients=fm.partition(examples, 4), test=examples)
+    history = fm.simulate(task, "decomfl:m=8:keys=shared", rounds=2, batch=2, lr=0.01, progress=False)
+    assert np.isfinite(history.last.loss or np.nan)
+
+
+def test_padding_counts_no_more_among_all_clients_than_in_one() -> None:
+    loss, outputs = CrossEntropy(), torch.randn(6, 5, 3, generator=torch.Generator().manual_seed(1))
+    targets = torch.tensor([[[1, 2, 3], [4, 0, 1]], [[2, IGNORED, IGNORED], [0, 1, IGNORED]], [[1, 1, 1], [2, 3, 3]]])
+    expected = [nn.functional.cross_entropy(some, own) for some, own in zip(outputs.split(2), targets, strict=True)]
+    assert torch.allclose(loss.per_client(outputs, targets), torch.stack(expected))
+    whole = targets[::2]
+    of_whole = loss.per_client(outputs[[0, 1, 4, 5]], whole)
+    assert torch.allclose(of_whole, torch.stack([expected[0], expected[2]]))
+
+
 def test_next_tokens_have_the_shape_of_cross_entropy() -> None:
     tokenizer = Tokenizer()
     lines = fm.text.NextToken(tokenizer, length=4)
     inputs, targets = lines.examples(reviews())
     model = tiny()
     logits = lines.model(model)(inputs)
-    assert logits.shape == (len(inputs), 61, 4)
+    assert logits.shape == (len(inputs), WORDS, 4)
     first = tokenizer(reviews().texts[2])["input_ids"]
     expected = nn.functional.cross_entropy(model(torch.tensor([first[:4]])).logits[0], torch.tensor(first[1:5]))
     row = next(n for n, ids in enumerate(inputs.tolist()) if ids == first[:4])

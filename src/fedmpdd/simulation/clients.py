@@ -314,9 +314,9 @@ class ClientStep:
         """The losses of clients at one model, in float64."""
         batch, loss = self._gathered(rows), objective.loss
         if loss.per_example is not None and not self._draws and not objective.mixes_examples:
-            inputs, targets = batch
-            outputs = logits_of(objective.outputs(flat, inputs.flatten(0, 1))).double()
-            return loss.per_example(outputs, targets.flatten(0, 1)).view(len(targets), -1).mean(dim=1)
+            *inputs, targets = batch
+            outputs = logits_of(objective.outputs(flat, *(part.flatten(0, 1) for part in inputs))).double()
+            return loss.per_client(outputs, targets)
         with self._randomness(rows.seeds, vectorised=True):
             together = torch.func.vmap(objective, in_dims=(None, 0), randomness="different" if self._draws else "error")
             losses: Tensor = together(flat, batch)
