@@ -317,10 +317,17 @@ class ClientStep:
             *inputs, targets = batch
             outputs = logits_of(objective.outputs(flat, *(part.flatten(0, 1) for part in inputs))).double()
             return loss.per_client(outputs, targets)
+        if self._method == "loop":
+            return torch.stack([self._loss(objective, flat, _of_client(batch, i), s) for i, s in enumerate(rows.seeds)])
         with self._randomness(rows.seeds, vectorised=True):
             together = torch.func.vmap(objective, in_dims=(None, 0), randomness="different" if self._draws else "error")
             losses: Tensor = together(flat, batch)
             return losses.double()
+
+    def _loss(self, objective: Objective, flat: Tensor, batch: Batch, seed: tuple[int, ...]) -> Tensor:
+        """The loss of one client."""
+        with self._randomness([seed], vectorised=False):
+            return objective(flat, batch).double()
 
     def _fitting(self, examples: int, most: int) -> int:
         """How many passes of so many examples fit memory side by side, and on the CPU at most `most`."""
