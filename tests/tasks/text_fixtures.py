@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
+from fedmpdd.runs.history import History
 from fedmpdd.tasks.data import Texts
 
 WORDS = 97
@@ -43,13 +43,21 @@ def reviews() -> Texts:
     return Texts(REVIEWS, np.array(LABELS), ("negative", "positive"))
 
 
+def ends_of(history: History) -> tuple[float, float]:
+    """The losses of the first and of the last round."""
+    first, last = history.rounds[0].loss, history.last.loss
+    assert first is not None
+    assert last is not None
+    return first, last
+
+
 def write_reviews(path: Path) -> None:
     """The same as a CSV file with the columns review, stars and user."""
     rows = [f'"{text}",{5 * label},user {len(text) % 2}' for text, label in zip(REVIEWS, LABELS, strict=True)]
     path.write_text("\n".join(["review,stars,user", *rows]), encoding="utf-8")
 
 
-def tiny(kind: str = "llama", layers: int = 3, **settings: Any) -> nn.Module:
+def tiny(kind: str = "llama", layers: int = 3, **settings: Any) -> Any:
     """A model of transformers with numbers drawn at random, in eval mode."""
     transformers = pytest.importorskip("transformers", reason="the extra `llm` is not installed")
     torch.manual_seed(5)
