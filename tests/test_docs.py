@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+import fedmpdd
 from fedmpdd import MPDD, unpack
 from fedmpdd.directions import _native, available_isas, reference, using
 
@@ -143,6 +144,27 @@ def test_the_page_on_tasks_of_ones_own_runs_from_top_to_bottom(tmp_path: Path, m
     assert sum(len(names["speakers"].partition.examples_of(client)) for client in range(7)) == 1000
     assert {row.codec for row in names["result"].rows} == {"fedsgd", "qsgd:bits=4", "mpdd:m=200:bits=1:family=hadamard"}
     assert (tmp_path / "page.html").stat().st_size > 10_000
+
+
+def test_the_page_on_texts_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it stands but for its first block: a tiny model is drawn where the page loads a pretrained one."""
+    pytest.importorskip("transformers", reason="the extra `llm` is not installed")
+    from tests.tasks.text_fixtures import Tokenizer, tiny, write_reviews
+
+    monkeypatch.chdir(tmp_path)
+    write_reviews(tmp_path / "reviews.csv")
+    model = tiny()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(".1." in name or ".2." in name)
+    text = (ROOT / "docs" / "own-texts.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    assert "load_pretrained" in blocks[0]
+    names: dict[str, Any] = {"fm": fedmpdd, "adapted": model, "tokenizer": Tokenizer()}
+    for block in blocks[1:]:
+        exec(block, names)
+    assert names["clients"].partition.clients == 2
+    assert len(names["history"]) == 3
+    assert names["whole"](*names["prompt"].examples(names["test"])[:2]).shape == (2, 2)
 
 
 def test_links_between_documents_lead_somewhere() -> None:

@@ -1,14 +1,17 @@
 """A tokenizer of words and tiny language models that are drawn at random: what tests of texts need of transformers."""
 
 import re
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from torch import nn
+import torch
 
+from fedmpdd.runs.history import History
 from fedmpdd.tasks.data import Texts
 
-WORDS = 61
+WORDS = 97
 REVIEWS = (
     "good fun",
     "bad",
@@ -37,16 +40,26 @@ class Tokenizer:
 
 
 def reviews() -> Texts:
-    import numpy as np
-
     return Texts(REVIEWS, np.array(LABELS), ("negative", "positive"))
 
 
-def tiny(kind: str = "llama", layers: int = 3, **settings: Any) -> nn.Module:
+def ends_of(history: History) -> tuple[float, float]:
+    """The losses of the first and of the last round."""
+    first, last = history.rounds[0].loss, history.last.loss
+    assert first is not None
+    assert last is not None
+    return first, last
+
+
+def write_reviews(path: Path) -> None:
+    """The same as a CSV file with the columns review, stars and user."""
+    rows = [f'"{text}",{5 * label},user {len(text) % 2}' for text, label in zip(REVIEWS, LABELS, strict=True)]
+    path.write_text("\n".join(["review,stars,user", *rows]), encoding="utf-8")
+
+
+def tiny(kind: str = "llama", layers: int = 3, **settings: Any) -> Any:
     """A model of transformers with numbers drawn at random, in eval mode."""
     transformers = pytest.importorskip("transformers", reason="the extra `llm` is not installed")
-    import torch
-
     torch.manual_seed(5)
     shape = {"vocab_size": WORDS, "hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": layers}
     if kind == "llama":

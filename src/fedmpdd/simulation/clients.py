@@ -507,10 +507,10 @@ class ClientStep:
         if flat.ndim == 2:
             return self._losses_apart(objective, flat, batch, rows.seeds)
         if loss.per_example is not None and not self._draws and not objective.mixes_examples:
-            *inputs, targets = tree_map(lambda leaf: leaf.flatten(0, 1), batch)
-            outputs = logits_of(objective.outputs(flat, *inputs)).double()
-            return loss.per_example(outputs, targets).view(len(rows.examples), -1).mean(dim=1)
-        if self._method == "loop" and self._config.source == "losses":
+            *inputs, targets = batch
+            outputs = objective.outputs(flat, *(part.flatten(0, 1) for part in inputs))
+            return loss.per_client(logits_of(outputs).double(), targets)
+        if self._method == "loop":
             return self._losses_apart(objective, flat.expand(len(rows.seeds), -1), batch, rows.seeds)
         with self._randomness(rows.seeds, vectorised=True):
             together = torch.func.vmap(objective, in_dims=(None, 0), randomness="different" if self._draws else "error")
@@ -524,7 +524,8 @@ class ClientStep:
             if objective.loss.per_example is None:
                 return objective(flat, one).double()
             *inputs, targets = one  # in float64 from the outputs on: a slope is the difference of two such losses
-            return objective.loss.per_example(logits_of(objective.outputs(flat, *inputs)).double(), targets).mean()
+            outputs = logits_of(objective.outputs(flat, *inputs)).double()
+            return objective.loss.per_client(outputs, targets[None])[0]
 
         if self._method == "layers" and self._linear_layers is not None:
             return self._linear_layers.losses(objective, models, batch, precise=True).double()

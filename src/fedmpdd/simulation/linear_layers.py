@@ -5,13 +5,12 @@ clients may stand at different models, and what is frozen is multiplied once for
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from fedmpdd.tasks.losses import IGNORED, CrossEntropy, Loss, inputs_and_targets, logits_of
+from fedmpdd.tasks.losses import inputs_and_targets, logits_of
 from fedmpdd.tasks.objective import Objective
 from fedmpdd.tasks.stores import Batch
 
@@ -103,21 +102,10 @@ class LinearLayerGradients:
         """
         if objective not in self._with_rows:
             self._with_rows[objective] = _with_rows(objective)
-        *inputs, targets = tree_map(lambda leaf: leaf.flatten(0, 1), inputs_and_targets(batch))
-        outputs = self._with_rows[objective].outputs(models, *inputs)
-        if isinstance(objective.loss, CrossEntropy):
-            outputs = logits_of(outputs)
-        return _mean_losses(objective.loss, outputs.double() if precise else outputs, targets, len(models))
-
-
-def _mean_losses(loss: Loss, outputs: Any, targets: Tensor, clients: int) -> Tensor:
-    """The mean loss of each client, as it would be of its batch alone."""
-    assert loss.per_example is not None
-    each = loss.per_example(outputs, targets)
-    if not isinstance(loss, CrossEntropy):
-        return each.view(clients, -1).mean(dim=1)
-    counted = (targets != IGNORED).view(clients, -1).sum(dim=1)
-    return each.view(clients, -1).sum(dim=1) / counted
+        *inputs, targets = inputs_and_targets(batch)
+        inputs = tree_map(lambda leaf: leaf.flatten(0, 1), inputs)
+        outputs = logits_of(self._with_rows[objective].outputs(models, *inputs))
+        return objective.loss.per_client(outputs.double() if precise else outputs, targets)
 
 
 def _with_rows(objective: Objective) -> Objective:
