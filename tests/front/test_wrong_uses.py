@@ -447,7 +447,22 @@ SETTINGS = {
         lambda: simulated(callbacks=fm.callbacks.EarlyStopping()), e.ConfigError, "expected a list", "EarlyStopping()"
     ),
     "no patience": case(
-        lambda: fm.callbacks.EarlyStopping(patience=0), e.ConfigError, "patience = 0", "one evaluation"
+        lambda: fm.callbacks.EarlyStopping(patience=0), e.ConfigError, "patience = 0", "one at least"
+    ),
+    "a least of words": case(
+        lambda: fm.callbacks.EarlyStopping(least="much"), e.ConfigError, "least = 'much'", "0 or more"
+    ),
+    "a stop that is true or false": case(
+        lambda: simulated(callbacks=[fm.callbacks.StopWhen(lambda history: history.last.loss < 0)]),
+        e.ConfigError,
+        "gives False",
+        "or None to go on",
+    ),
+    "a pause of nothing": case(
+        lambda: fm.callbacks.PauseWhen(None), e.ConfigError, "PauseWhen came with None", "a function from nothing"
+    ),
+    "events in a number": case(
+        lambda: fm.callbacks.TensorBoard(3), e.ConfigError, "TensorBoard came with 3", "expected a folder"
     ),
     "a folder that is a number": case(lambda: simulated(out=3), e.ConfigError, "out = 3", "expected a folder"),
 }
