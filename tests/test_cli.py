@@ -168,8 +168,9 @@ def test_run_resume_and_bad_folders(refused: Refused, tmp_path: Path) -> None:
 
 
 def test_a_run_shows_the_score_that_it_has(done: Done, tmp_path: Path) -> None:
-    text = "import torch\n\n\ndef examples():\n    x = torch.arange(60.0)[:, None] / 60\n    return (x, 2 * x), (x, 2 * x)\n"
-    (tmp_path / "mine.py").write_text(f"{text}\n\ndef line():\n    return torch.nn.Linear(1, 1)\n", encoding="utf-8")
+    examples = "def examples():\n    x = torch.arange(60.0)[:, None] / 60\n    return (x, 2 * x), (x, 2 * x)\n"
+    line = "def line():\n    return torch.nn.Linear(1, 1)\n"
+    (tmp_path / "mine.py").write_text(f"import torch\n{examples}{line}", encoding="utf-8")
     own = ["dataset=mine.py:examples", "model=mine.py:line", "loss=torch.nn.functional:mse_loss", "codec.name=fedsgd"]
     _, shown = done("run", "demo", *own, "clients=4", "clients_per_round=4", "rounds=2", "evaluate_every=1")
     assert re.search(r"round 2 of 2  loss \d", shown)

@@ -125,6 +125,10 @@ def failing(*_: Any) -> Any:
     raise KeyError("speaker")
 
 
+def is_long(history: fm.History) -> Any:
+    return len(history) > 9
+
+
 def frozen() -> nn.Module:
     return network().requires_grad_(False)
 
@@ -446,14 +450,12 @@ SETTINGS = {
     "one callback without a list": case(
         lambda: simulated(callbacks=fm.callbacks.EarlyStopping()), e.ConfigError, "expected a list", "EarlyStopping()"
     ),
-    "no patience": case(
-        lambda: fm.callbacks.EarlyStopping(patience=0), e.ConfigError, "patience = 0", "one at least"
-    ),
+    "no patience": case(lambda: fm.callbacks.EarlyStopping(patience=0), e.ConfigError, "patience = 0", "one at least"),
     "a least of words": case(
         lambda: fm.callbacks.EarlyStopping(least="much"), e.ConfigError, "least = 'much'", "0 or more"
     ),
     "a stop that is true or false": case(
-        lambda: simulated(callbacks=[fm.callbacks.StopWhen(lambda history: history.last.loss < 0)]),
+        lambda: simulated(callbacks=[fm.callbacks.StopWhen(is_long)]),
         e.ConfigError,
         "gives False",
         "or None to go on",

@@ -64,8 +64,9 @@ def run(
     how_to_go_on = f"stopped; go on with: fedmpdd run --resume {current.folder}"
     own_code = blame_user_code(current.config.model_dump(mode="json"))
     with round_display() as start, resume_hint(how_to_go_on), own_code:
-        config = current.config
-        show = start(current.folder.name, config.rounds, current.federation.next_round, config.score)
+        show = start(
+            current.folder.name, current.config.rounds, current.federation.next_round, score=current.config.score
+        )
         summary = current.train(callbacks=[progress(show), *events])
     if as_json:
         print_json(summary)
