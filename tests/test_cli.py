@@ -164,6 +164,14 @@ def test_run_resume_and_bad_folders(refused: Refused, tmp_path: Path) -> None:
         ["epsilon", "demo", "codec.clip=1", "--delta", "2"],
     ):
         assert refused(*arguments).startswith("error: ")
+    for arguments, remedy in (
+        (["run", "demo", "--codec", "fedsgd"], "write codec=fedsgd"),
+        (["audit", "demo", "--effort", "3"], "write audit.effort=3"),
+        (["run", "demo", "partition=iid"], "expected a table of keys; write each like partition.KEY=…"),
+        (["compare", "demo", "--codecs", "fedsgd,mpdd:400"], "'400' is no parameter; write key=value, like mpdd:m=…"),
+        (["compare", "demo", "--codecs", "fedsgd mpdd:m=4"], "did you mean fedsgd? use one of"),
+    ):
+        assert remedy in " ".join(refused(*arguments).split()), arguments
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 

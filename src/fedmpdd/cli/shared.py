@@ -110,20 +110,23 @@ class Command(TyperCommand):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            meant = _override_meant(error.option_name, words)
+            meant = _override_meant(error.option_name, words, of_audit=self.name == "audit")
             if meant is None or "overrides" not in [parameter.name for parameter in self.params]:
                 raise
             problem = f"there is no option {error.option_name}; settings of a config have no dashes: write {meant}"
             raise ConfigError(problem) from None
 
 
-def _override_meant(option: str, words: list[str]) -> str | None:
+def _override_meant(option: str, words: list[str], *, of_audit: bool) -> str | None:
     """The change to a config that somebody wrote as an option."""
     try:
+        from fedmpdd.privacy.config import AuditConfig
         from fedmpdd.simulation.config import settings_named
     except ModuleNotFoundError:  # what trains is not installed
         return None
-    key = next(iter(settings_named(option.strip("-").replace("-", "_"))), None)
+    name = option.strip("-").replace("-", "_")
+    keys = settings_named(name) + ([f"audit.{name}"] if of_audit and name in AuditConfig.model_fields else [])
+    key = next(iter(keys), None)
     if key is None:
         return None
     place = next(number for number, word in enumerate(words) if word.partition("=")[0] == option)

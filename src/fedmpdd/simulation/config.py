@@ -362,8 +362,11 @@ def read_table(source: str | Path) -> dict[str, Any]:
 def apply_overrides(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Return a config's table with `key=value` changes, keys of inner tables written with dots."""
     # A codec's name first: it clears the parameters of the one before.
-    for override in sorted(overrides, key=lambda text: not text.startswith("codec.name=")):
-        _apply(values, override)
+    for override in sorted(overrides, key=lambda text: not text.startswith(("codec=", "codec.name="))):
+        key, value = parse_override(override)
+        words = key == "codec" and isinstance(value, str)
+        for change in codec_overrides(value) if words else [override]:
+            _apply(values, change)
     return values
 
 
