@@ -108,6 +108,18 @@ class Counting(nn.Module):
         return self.layer(inputs)
 
 
+class Fixed(torch.optim.Optimizer):
+    """An optimiser whose steps have one size."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.data -= 0.1 * parameter.grad
+
+
 class Examples:
     """A dataset of examples that a function makes."""
 
@@ -224,6 +236,9 @@ DATA = {
     "words": case(lambda: fm.partition((np.array(["a", "b"]), np.zeros(2)), 4), e.DataError, "<U1", "numbers"),
     "whole numbers for a linear layer": case(
         lambda: on(((10 * X).long(), Y)), e.ConfigError, "cannot take the examples", "Long and Float"
+    ),
+    "a sparse tensor": case(
+        lambda: on((X.to_sparse(), Y), test=(X, Y)), e.DataError, "torch.sparse_coo", "call to_dense()"
     ),
     "a table of pandas": case(lambda: fm.partition(pandas.DataFrame({"x": [1.0]}), 1), e.DataError, "to_numpy()"),
     "NaN among the inputs": case(
@@ -363,6 +378,12 @@ LOSSES = {
         "gives a float",
         "expected one number, a tensor",
     ),
+    "a complex number": case(
+        lambda: with_loss(lambda outputs, targets: (outputs - targets).mean() * 1j),
+        e.ConfigError,
+        "torch.complex64",
+        "abs() or real",
+    ),
     "no gradient": case(
         lambda: with_loss(lambda outputs, targets: (outputs > targets).sum()), e.ConfigError, "no gradient", "argmax"
     ),
@@ -424,6 +445,19 @@ SETTINGS = {
         e.ConfigError,
         "does not step all parameters",
         "pass them all",
+    ),
+    "a server without a step size": case(
+        lambda: simulated(server=Fixed), e.ConfigError, "makes a Fixed without lr", "takes lr"
+    ),
+    "a journal that is kept nowhere": case(
+        lambda: simulated(journal=True), e.ConfigError, "journal = True", 'give out="runs/first"'
+    ),
+    "a folder that holds something else": case(
+        lambda: simulated(out=tempfile.mkdtemp()), e.RunError, "is not a run", "name another folder"
+    ),
+    "a config of nothing": case(lambda: fm.load_config(None), e.ConfigError, "config None", "a shipped name"),
+    "changes in one text": case(
+        lambda: fm.load_config("demo", "rounds=3"), e.ConfigError, "overrides = 'rounds=3'", "a list"
     ),
     "local steps of no size": case(lambda: simulated(local_steps=3), e.ConfigError, "local_lr = None", "give both"),
     "FedProx without local steps": case(
@@ -488,6 +522,12 @@ CODEC_WORDS = {
     ),
     "a path to something else": case(
         lambda: simulated(codec="torch.nn:Linear"), e.ConfigError, "torch.nn:Linear", "derives from fedmpdd.Codec"
+    ),
+    "keys in two places": case(
+        lambda: simulated(codec="mpdd:m=4:keys=shared", keys="partitioned"),
+        e.ConfigError,
+        "keys = 'partitioned'",
+        "the codec says keys = 'shared'",
     ),
     "noise without a clip": case(
         lambda: simulated(codec="mpdd:m=4", noise_multiplier=1.0), e.ConfigError, "noise_multiplier = 1.0", "set clip"
@@ -604,6 +644,15 @@ LOOPS = {
     ),
     "too many weights": case(
         lambda: server().step([client().frame()], weights=[1, 2]), e.CodecError, "weights of shape [2]", "needs one"
+    ),
+    "weights as one number": case(
+        lambda: server().step([client().frame()], weights=1), e.CodecError, "weights = 1", "one of each frame"
+    ),
+    "keys as one number": case(
+        lambda: server(assigned_keys=True).step([client(assigned_keys=True).frame(5)], keys=5),
+        e.CodecError,
+        "keys = 5",
+        "one of each frame",
     ),
     "an optimiser of another model": case(
         lambda: stepped_with(torch.optim.SGD(network().parameters(), lr=0.1)), e.ConfigError, "0.weight", "this model"

@@ -133,6 +133,8 @@ def train(
         raise ConfigError(f'config = {quote(config)}: expected one of load_config, like fm.load_config("demo")')
     driver.check_callbacks(callbacks)
     folder, data = folder_of(out), folder_of(data_dir, "data_dir")
+    if folder is None and config.journal:
+        raise ConfigError('journal = True keeps every round in a folder, and there is none; give out="runs/first", say')
     run = None if folder is None else Run.at(folder, config, data, task=task)
     if run is None:
         federation = make_federation(config, data) if task is None else federation_of(config, task)
@@ -193,7 +195,10 @@ def run_config(
             f"task = {quote(task)}: expected fm.Task(model=…, loss=…, clients=…, test=…), which holds model and data"
         )
     beside = {key: settings.pop(key) for key in list(settings) if key in CodecConfig.model_fields and key != "name"}
-    lr = plain(lr)
+    table, lr = _codec_table(codec), plain(lr)
+    for key in beside:
+        if key in table and table[key] != beside[key]:
+            raise ConfigError(f"{key} = {quote(beside[key])}, and the codec says {key} = {table[key]!r}; keep one")
     unknown = [key for key in settings if key not in RunConfig.model_fields or key in _OF_TASK]
     for key in unknown:
         raise ConfigError(_unknown(key))
@@ -210,7 +215,7 @@ def run_config(
         "server": rule,
         "local_optimiser": None if local_optimiser is None else object_named(local_optimiser),
         "schedule": _schedule(schedule, plain(rounds)),
-        "codec": {**_codec_table(codec), **beside},
+        "codec": {**table, **beside},
         **({} if step_size is None else {"lr": step_size}),
         **settings,
     }
@@ -271,6 +276,11 @@ def _server(server: Any) -> tuple[dict[str, Any], float | None]:
             )
         return {"optimiser": server}, None
     trial = make_optimiser(server, [nn.Parameter(torch.zeros(1))], "server")
+    if "lr" not in trial.defaults:
+        raise ConfigError(
+            f"server makes a {type(trial).__name__} without lr, and the server's step size is set by it; use one that "
+            "takes lr, like torch.optim.Adam"
+        )
     return {"optimiser": object_named(server)}, float(trial.defaults["lr"])
 
 

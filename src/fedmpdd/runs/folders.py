@@ -98,9 +98,9 @@ class Run:
     ) -> "Run":
         """Make a new run folder; nothing is written over."""
         if folder.exists():
-            raise RunError(
-                f"{folder} exists already; choose another --out, or go on with it: fedmpdd run --resume {folder}"
-            )
+            is_run = (folder / CONFIG).is_file()
+            how = f", or go on with it: fedmpdd run --resume {folder}" if is_run else "; it is no run to go on with"
+            raise RunError(f"{folder} exists already; choose another --out{how}")
         federation = _federation(config, data_dir, task)  # before anything is written: it may refuse the config
         # The folder appears with its config in it: a kill in between leaves nothing that looks like a run.
         made = folder.with_name(f".{folder.name}-{os.getpid()}")

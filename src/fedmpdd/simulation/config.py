@@ -334,6 +334,8 @@ def load_config(source: str | Path, overrides: Sequence[str] | None = None) -> R
         20
 
     """
+    if isinstance(overrides, str):
+        raise ConfigError(f"overrides = {overrides!r:.60}: expected a list of them, like ['rounds=20']")
     values = read_table(source)
     values.pop("audit", None)  # how it would be attacked is nothing to a training
     return parse_config(apply_overrides(values, overrides or []))
@@ -342,6 +344,8 @@ def load_config(source: str | Path, overrides: Sequence[str] | None = None) -> R
 def read_table(source: str | Path) -> dict[str, Any]:
     """Read a config by shipped name or path as a table, unchecked."""
     shipped = shipped_configs()
+    if not isinstance(source, str | Path):
+        raise ConfigError(f"config {source!r:.60} came; expected a file, or a shipped name: {', '.join(shipped)}")
     path = Path(source)
     source = str(source)
     if source in shipped:
