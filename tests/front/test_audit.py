@@ -79,6 +79,8 @@ def test_own_model_images_and_codec_in_one_call(tmp_path: Path) -> None:
     assert set(frame.model) == {"Sequential"}
     page = result.report(tmp_path / "page.html").read_text(encoding="utf-8")
     assert "Sequential on images" in page
+    assert "Model with the parameters that it came with" in page  # which may be those of a training
+    assert str(result.folder) not in page
     assert page.count('class="image"') == 2 * 7  # the private images, and six attacks
     assert all(parameter.requires_grad for parameter in model.parameters())
     for parameter, old in zip(model.parameters(), before, strict=True):
