@@ -74,6 +74,32 @@ def test_version_and_help() -> None:
         assert "Usage" in result.stdout + result.stderr
 
 
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("run", "A TOML file, or a shipped name"),
+        ("replay", "A run folder with a journal"),
+        ("compare", "Changes, like codec.m=400"),
+        ("audit", "Changes, like codec.m=400"),
+        ("report", "Run folders, audit folders"),
+        ("epsilon", "A TOML file, or a shipped name"),
+        ("verify", "estimator, norms, averaging, convergence, inversion"),
+        ("reproduce", "Tables and figures by name, or all"),
+        ("data fetch", "A dataset, or all"),
+    ],
+)
+def test_help_has_an_example_and_says_what_arguments_are(command: str, words: str) -> None:
+    text = " ".join(fedmpdd_command(*command.split(), "--help").stdout.replace("│", " ").split())
+    assert f"Example: fedmpdd {command}" in text
+    arguments = text.partition("Arguments")[2].partition("Options")[0]
+    assert words in arguments
+
+
+@pytest.mark.parametrize("command", ["demo", "plan", "meter", "data list"])
+def test_help_of_what_takes_no_arguments_has_an_example(command: str) -> None:
+    assert f"Example: fedmpdd {command}" in " ".join(fedmpdd_command(*command.split(), "--help").stdout.split())
+
+
 def test_what_is_told_to_end_ends_with_a_checkpoint(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     settings = ("rounds=100000", "checkpoint_every=100000", "clients=10")
@@ -165,6 +191,7 @@ def test_run_resume_and_bad_folders(refused: Refused, tmp_path: Path) -> None:
     ):
         assert refused(*arguments).startswith("error: ")
     for arguments, remedy in (
+        (["run", "demo", "--rounds", "5"], "write rounds=5"),
         (["run", "demo", "--codec", "fedsgd"], "write codec=fedsgd"),
         (["audit", "demo", "--effort", "3"], "write audit.effort=3"),
         (["run", "demo", "partition=iid"], "expected a table of keys; write each like partition.KEY=…"),
@@ -183,6 +210,19 @@ def test_a_run_shows_the_score_that_it_has(done: Done, tmp_path: Path) -> None:
     _, shown = done("run", "demo", *own, "clients=4", "clients_per_round=4", "rounds=2", "evaluate_every=1")
     assert re.search(r"round 2 of 2  loss \d", shown)
     assert "accuracy" not in shown
+
+
+def test_a_model_may_lie_in_a_folder_beside_this_one(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    text = "from torch import nn\ndef line():\n    return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))\n"
+    (tmp_path / "there" / "mine.py").write_text(text, encoding="utf-8")
+    named = "model=../there/mine.py:line"
+    with chdir(tmp_path / "here"):
+        result = fedmpdd_command("run", "demo", named, "clients=4", "clients_per_round=4", "rounds=2", "--out", "run")
+        assert result.stdout.startswith("2 rounds"), result.stderr
+        result = fedmpdd_command("run", "--resume", "run", "rounds=3", named)
+        assert result.stdout.startswith("3 rounds"), result.stderr
 
 
 def test_compare_and_plan_print_one_document(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What all commands have in common: options, and how they print."""
 
+import inspect
 import json
 import signal
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from typing import Annotated, Any
 import click
 import typer
 from rich.console import Console
-from typer.core import TyperCommand
+from typer.core import TyperArgument, TyperCommand
 
 from fedmpdd.display import messages
 from fedmpdd.documents import parse_override
@@ -104,6 +105,14 @@ def trust_and_settings(given: list[str], trust_imports: bool) -> tuple[Trust, di
 class Command(TyperCommand):
     """A command that says, of an option that it lacks and a config has, how that is written."""
 
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        # From 8.5 on click clears the help of an argument, which typer up to 0.20 has set before.
+        texts = _helps_of(self.callback)
+        for parameter in self.params:
+            if isinstance(parameter, TyperArgument) and parameter.help is None:
+                parameter.help = texts.get(parameter.name or "")
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """See click.Command."""
         words = list(args)
@@ -115,6 +124,15 @@ class Command(TyperCommand):
                 raise
             problem = f"there is no option {error.option_name}; settings of a config have no dashes: write {meant}"
             raise ConfigError(problem) from None
+
+
+def _helps_of(function: Any) -> dict[str, str | None]:
+    """The help of each parameter of a function whose annotations are those of a command."""
+    helps = {}
+    for name, parameter in inspect.signature(inspect.unwrap(function)).parameters.items():
+        for note in getattr(parameter.annotation, "__metadata__", ()):
+            helps[name] = getattr(note, "help", None)
+    return helps
 
 
 def _override_meant(option: str, words: list[str], *, of_audit: bool) -> str | None:
