@@ -80,8 +80,8 @@ class CodecConfig(BaseModel):
                     f"{codec.name} has {name} = {value!r:.60}, which no file can hold; parameters of a codec are "
                     "numbers, words, truth values, None, and tuples of these"
                 )
-        usual = default_values(type(codec))
-        changed = {name: value for name, value in values.items() if name not in usual or value != usual[name]}
+        defaults = default_values(type(codec))
+        changed = {name: value for name, value in values.items() if name not in defaults or value != defaults[name]}
         return cls.model_validate({"name": config_name_of(type(codec)), **changed})
 
     def protection(self) -> Protection | None:
