@@ -449,9 +449,6 @@ SETTINGS = {
     "a server without a step size": case(
         lambda: simulated(server=Fixed), e.ConfigError, "makes a Fixed without lr", "takes lr"
     ),
-    "a journal that is kept nowhere": case(
-        lambda: simulated(journal=True), e.ConfigError, "journal = True", 'give out="runs/first"'
-    ),
     "a folder that holds something else": case(
         lambda: simulated(out=tempfile.mkdtemp()), e.RunError, "is not a run", "name another folder"
     ),

@@ -133,8 +133,6 @@ def train(
         raise ConfigError(f'config = {quote(config)}: expected one of load_config, like fm.load_config("demo")')
     driver.check_callbacks(callbacks)
     folder, data = folder_of(out), folder_of(data_dir, "data_dir")
-    if folder is None and config.journal:
-        raise ConfigError('journal = True keeps every round in a folder, and there is none; give out="runs/first", say')
     run = None if folder is None else Run.at(folder, config, data, task=task)
     if run is None:
         federation = make_federation(config, data) if task is None else federation_of(config, task)
