@@ -173,6 +173,28 @@ def test_links_between_documents_lead_somewhere() -> None:
             assert target.startswith("http") or (page.parent / target).exists(), f"{page.name}: {target}"
 
 
+def code_in(page: Path) -> list[str]:
+    """What a page sets in the type of code, within sentences."""
+    prose = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    return re.findall(r"`([^`\n]+)`", prose)
+
+
+PAGES = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]  # those of results say what was there when they were made
+OF_OTHERS = {"Adam", "AdamW", "Context", "FitRes", "Philox", "RandomState", "SuperNode"}
+OF_READERS = {"Net", "Mine", "MyCodec"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_classes_and_files_that_a_page_names_are_there(page: Path) -> None:
+    source = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py"))
+    classes = {*re.findall(r"^ *class (\w+)", source, flags=re.MULTILINE), *OF_OTHERS, *OF_READERS}
+    for code in code_in(page):
+        for name in re.findall(r"(?<![\w.])([A-Z]\w*[a-z]\w*)(?=[.(])", code):
+            assert name in classes, f"{page.name}: {code}"
+        for path in re.findall(r"^(?:src|tests|tools|docs|examples|benchmarks)/[\w./-]+$", code):
+            assert (ROOT / path).exists(), f"{page.name}: {path}"
+
+
 def test_importing_the_package_does_not_import_torch() -> None:
     code = "import sys, fedmpdd; print('torch' in sys.modules)"
     import subprocess

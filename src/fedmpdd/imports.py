@@ -209,10 +209,10 @@ def import_path_of(value: Any) -> str | None:
 
     """
     module = sys.modules.get(value.__module__)
-    found: Any = module
+    target: Any = module
     for name in value.__qualname__.split("."):
-        found = getattr(found, name, None)  # "<locals>" is no attribute
-    if module is None or found is not value:
+        target = getattr(target, name, None)  # "<locals>" is no attribute
+    if module is None or target is not value:
         return None
     spec, is_main = getattr(module, "__spec__", None), value.__module__ in ("__main__", "__mp_main__")
     if is_main and spec is not None:  # python -m package.module
@@ -421,8 +421,8 @@ def _missing(value: Any, name: str, path: ImportPath) -> str:
     close = difflib.get_close_matches(name, names, 1)
     where = path.target if isinstance(value, ModuleType) else getattr(value, "__qualname__", path.target)
     home = getattr(value, "__name__", None)
-    own = [other for other in names if getattr(vars(value)[other], "__module__", None) == home][:8]
-    hint = f"; did you mean {close[0]}?" if close else f"; it has {', '.join(own)}" if own else ""
+    local = [other for other in names if getattr(vars(value)[other], "__module__", None) == home][:8]
+    hint = f"; did you mean {close[0]}?" if close else f"; it has {', '.join(local)}" if local else ""
     return f"{where} has no {name}{hint}"
 
 

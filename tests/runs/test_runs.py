@@ -123,7 +123,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_flipped_bits_of_a_checkpoint_are_errors_and_never_another_model(tmp_path: Path) -> None:
-    """A sample; tests/test_checkpoints.py flips every bit of a small one."""
+    """A sample; tests/server/test_checkpoints.py flips every bit of a small one."""
     folder = tmp_path / "run"
     Run.create(folder, CONFIG).train()
     path = folder / "checkpoint.safetensors"

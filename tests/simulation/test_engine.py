@@ -16,7 +16,8 @@ from fedmpdd.simulation import Federation, clients, make_federation, parse_confi
 from fedmpdd.simulation.clients import Work
 from fedmpdd.simulation.engine import federation_of
 from fedmpdd.simulation.replay import model_sha256
-from fedmpdd.tasks.data import load
+from fedmpdd.tasks.data import Partition, load
+from fedmpdd.tasks.data.partition import Indices
 from fedmpdd.wire.bundle import unpack_bundle
 
 BASE: dict[str, Any] = {
@@ -125,6 +126,21 @@ def test_accuracy_is_measured_when_it_should_be() -> None:
     fed = federation(rounds=25)
     seen = [metrics.round for _ in range(25) if (metrics := fed.run_round()).accuracy is not None]
     assert seen == [9, 19, 24]  # every ten rounds, and after the last
+
+
+class Neighbours(Partition):
+    """Sixty examples each, as they come."""
+
+    def examples_of(self, client: int) -> Indices:
+        return np.arange(60 * client, 60 * client + 60)
+
+
+def test_a_partition_of_ones_own_trains_on_whatever_device_there_is() -> None:
+    dataset = load("mnist-5k")
+    config = parse_config({**BASE, "device": "auto"})
+    fed = Federation(config, dataset, Neighbours(dataset.train.labels, config.clients, seed=0))
+    assert fed.run_round().loss is not None
+    assert fed.config.device in ("cpu", "cuda")
 
 
 @pytest.mark.parametrize("how", ["vmap", "loop"])

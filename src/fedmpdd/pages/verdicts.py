@@ -31,9 +31,9 @@ def is_linked(linkage: float | None, images: int, candidates: int = CANDIDATES) 
     """
     if linkage is None or images < 1:
         return False
-    found, chance = round(linkage * images), 1 / max(1, candidates)
-    luck = sum(math.comb(images, k) * chance**k * (1 - chance) ** (images - k) for k in range(found, images + 1))
-    return found > 0 and (linkage >= MOST or luck <= BY_CHANCE)
+    matches, chance = round(linkage * images), 1 / max(1, candidates)
+    luck = sum(math.comb(images, k) * chance**k * (1 - chance) ** (images - k) for k in range(matches, images + 1))
+    return matches > 0 and (linkage >= MOST or luck <= BY_CHANCE)
 
 
 def with_linkage(word: str, linked: bool) -> str:
@@ -69,5 +69,5 @@ def linked_sentence(sentence: str, linkage: float) -> str:
     start, _, rest = sentence.partition(": ")
     attack = rest.partition(" ")[0]
     numbers = sentence[sentence.rindex("(") + 1 : sentence.rindex(")")] if "(" in sentence else ""
-    told = f"{numbers}; " if numbers else ""
-    return f"{start}: {attack} {LINKS} ({told}linkage {linkage:.0%} among {CANDIDATES})."
+    head = f"{numbers}; " if numbers else ""
+    return f"{start}: {attack} {LINKS} ({head}linkage {linkage:.0%} among {CANDIDATES})."

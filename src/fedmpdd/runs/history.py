@@ -319,7 +319,8 @@ def read_config(folder: Path, trust_imports: Trust | None = None) -> RunConfig:
     """
     path = folder / CONFIG
     if not path.is_file():
-        raise RunError(f"{folder} is not a run: it has no {CONFIG}; start one with fedmpdd run CONFIG --out {folder}")
+        how = f"start one with fedmpdd run CONFIG --out {folder}" if not folder.exists() else "name another folder"
+        raise RunError(f"{folder} is not a run: it has no {CONFIG}; {how}")
     remedy = f"put back what it was, or delete {folder} and start the run again"
     values = read_json(path, remedy, largest=LARGEST_CONFIG)
     config = parse_config(values, follow_imports=False)

@@ -360,6 +360,8 @@ def load_config(source: str | Path, overrides: Sequence[str] | None = None) -> R
         20
 
     """
+    if isinstance(overrides, str):
+        raise ConfigError(f"overrides = {overrides!r:.60}: expected a list of them, like ['rounds=20']")
     values = read_table(source)
     values.pop("audit", None)  # how it would be attacked is nothing to a training
     return parse_config(apply_overrides(values, overrides or []))
@@ -368,6 +370,8 @@ def load_config(source: str | Path, overrides: Sequence[str] | None = None) -> R
 def read_table(source: str | Path) -> dict[str, Any]:
     """Read a config by shipped name or path as a table, unchecked."""
     shipped = shipped_configs()
+    if not isinstance(source, str | Path):
+        raise ConfigError(f"config {source!r:.60} came; expected a file, or a shipped name: {', '.join(shipped)}")
     path = Path(source)
     source = str(source)
     if source in shipped:
@@ -388,8 +392,11 @@ def read_table(source: str | Path) -> dict[str, Any]:
 def apply_overrides(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Return a config's table with `key=value` changes, keys of inner tables written with dots."""
     # A codec's name first: it clears the parameters of the one before.
-    for override in sorted(overrides, key=lambda text: not text.startswith("codec.name=")):
-        _apply(values, override)
+    for override in sorted(overrides, key=lambda text: not text.startswith(("codec=", "codec.name="))):
+        key, value = parse_override(override)
+        words = key == "codec" and isinstance(value, str)
+        for change in codec_overrides(value) if words else [override]:
+            _apply(values, change)
     return values
 
 

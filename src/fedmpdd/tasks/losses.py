@@ -188,4 +188,6 @@ def _scalar(value: Any) -> Tensor:
     if not isinstance(value, Tensor) or value.ndim != 0:
         came = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
         raise ConfigError(f"the loss gives {came}; expected one number, a tensor of no dimensions: take its mean")
+    if value.is_complex():
+        raise ConfigError(f"the loss gives a number of {value.dtype}; expected a real one: take its abs() or real")
     return value if value.is_floating_point() else value.float()
