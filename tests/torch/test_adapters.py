@@ -164,6 +164,19 @@ def test_other_parameters_than_those_of_the_model_can_be_saved(tmp_path: Path) -
         save_adapter(tiny.llama(), tmp_path)
 
 
+def test_what_wraps_a_model_with_adapters_is_saved_by_these(tmp_path: Path) -> None:
+    from peft import PeftModel
+
+    model = moved(fm.lora(tiny.llama(), rank=2))
+    save_adapter(nn.ModuleDict({"inner": model}), tmp_path)
+    again = PeftModel.from_pretrained(tiny.llama(), str(tmp_path))
+    assert torch.equal(again(tiny.texts(3)).logits, model(tiny.texts(3)).logits)
+    with pytest.raises(ConfigError, match="2 models that have adapters"):
+        save_adapter(nn.ModuleList([model, fm.lora(tiny.llama(), rank=2)]), tmp_path)
+    with pytest.raises(ConfigError, match="a str without adapters"):
+        save_adapter("model", tmp_path)  # type: ignore[arg-type]
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "rank 0": ({"rank": 0}, r"rank = 0: expected a whole number, 1 or more"),
     "rank true": ({"rank": True}, "rank = True"),

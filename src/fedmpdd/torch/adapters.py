@@ -117,7 +117,7 @@ def save_adapter(model: nn.Module, folder: str | Path, parameters: str | Path | 
     `peft.PeftModel.from_pretrained(base, folder)` gives the model again.
 
     Args:
-        model: of `fm.lora`, or `history.model` of a training.
+        model: of `fm.lora`, or `history.model` of a training; what wraps such a model will do.
         folder: where to; files of an earlier adapter in it are written over.
         parameters: other numbers than those that the model holds: a file that `fedmpdd replay --model` wrote, the
             checkpoint of a run, or a vector [d].
@@ -134,8 +134,7 @@ def save_adapter(model: nn.Module, folder: str | Path, parameters: str | Path | 
 
     """
     peft = _peft("fm.save_adapter")
-    if not isinstance(model, peft.PeftModel):
-        raise ConfigError(f"model = a {type(model).__name__} without adapters; expected one of fm.lora")
+    model = _adapted_part(peft, model)
     folder = Path(folder)
     state = None
     if parameters is not None:
@@ -148,6 +147,17 @@ def save_adapter(model: nn.Module, folder: str | Path, parameters: str | Path | 
     except (OSError, ValueError, SafetensorError) as error:
         raise RunError(f"{folder} cannot be written: {words_of(error)}; choose another folder") from None
     return folder
+
+
+def _adapted_part(peft: Any, model: Any) -> Any:
+    """The model of PEFT that a module is, or that it wraps, as those of fm.text do."""
+    parts = (
+        [part for part in model.modules() if isinstance(part, peft.PeftModel)] if isinstance(model, nn.Module) else []
+    )
+    if len(parts) != 1:
+        has = "without adapters" if not parts else f"with {len(parts)} models that have adapters"
+        raise ConfigError(f"model = a {type(model).__name__} {has}; expected one of fm.lora")
+    return parts[0]
 
 
 def _peft(what: str) -> Any:
