@@ -164,6 +164,7 @@ def test_other_parameters_than_those_of_the_model_can_be_saved(tmp_path: Path) -
         save_adapter(tiny.llama(), tmp_path)
 
 
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
 def test_what_wraps_a_model_with_adapters_is_saved_by_these(tmp_path: Path) -> None:
     from peft import PeftModel
 

@@ -134,16 +134,16 @@ def save_adapter(model: nn.Module, folder: str | Path, parameters: str | Path | 
 
     """
     peft = _peft("fm.save_adapter")
-    model = _adapted_part(peft, model)
+    adapted = _adapted_part(peft, model)
     folder = Path(folder)
     state = None
     if parameters is not None:
-        state = _with_parameters(model, parameters)
+        state = _with_parameters(adapted, parameters)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             # Otherwise PEFT asks the hub whether the base has other embeddings there.
-            model.save_pretrained(str(folder), save_embedding_layers=False, state_dict=state)
+            adapted.save_pretrained(str(folder), save_embedding_layers=False, state_dict=state)
     except (OSError, ValueError, SafetensorError) as error:
         raise RunError(f"{folder} cannot be written: {words_of(error)}; choose another folder") from None
     return folder
