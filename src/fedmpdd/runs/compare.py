@@ -176,9 +176,12 @@ def compare(
 def _check(trials: Sequence[Trial], task: Task) -> None:
     """Refuse before the first round what could not be trained, and folders of other settings or another task."""
     task_sha256 = task_hash(trials[0].config, task)
+    tried: set[str] = set()
     for trial in trials:
-        if trial.config.seed == trials[0].config.seed:
+        kind = json.dumps(trial.config.model_dump(mode="json", exclude={"seed", "lr", "local_lr"}), sort_keys=True)
+        if kind not in tried:  # another seed or step size is refused for nothing that this one is not
             federation_of(trial.config, task).close()
+            tried.add(kind)
         if trial.folder is None or not trial.folder.exists():
             continue
         try:
