@@ -163,7 +163,7 @@ def _registered(name: str) -> type[Codec]:
     meant += f":{known[0]}={'400' if known[0] == 'm' else '…'}" if known else ""
     raise CodecError(
         f"name = {name!r} is unknown; {meant and f'did you mean {meant}? '}use one of {', '.join(CODECS)}, or of your "
-        "own the import path, like mycodec.py:Mine, or the name once the module that registers it was imported"
+        "own the import path, like mycodec.py:Mine, or a name that an imported module registered"
     )
 
 

@@ -6,7 +6,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -273,7 +273,7 @@ def check_objective(objective: Objective, flat: Tensor, store: Store, *, has_gra
                 *inputs, _ = inputs_and_targets(batch)
                 with torch.no_grad():
                     check_outputs(logits_of(asked.outputs(flat, *inputs)))
-            with no_broadcasting(), torch.autograd.graph.disable_saved_tensors_hooks(_NO_RECOMPUTATION):
+            with no_broadcasting(), _no_recomputation() if has_gradient else nullcontext():
                 value = asked(flat.detach().requires_grad_(has_gradient), batch)
         except FedmpddError:
             raise
@@ -292,6 +292,11 @@ def check_objective(objective: Objective, flat: Tensor, store: Store, *, has_gra
                 "constant while training"
             )
     return bool(randomness.draws)
+
+
+def _no_recomputation() -> AbstractContextManager[None]:
+    """Within the block hooks on saved tensors are an error: what they compute later finds other parameters."""
+    return torch.autograd.graph.disable_saved_tensors_hooks(_NO_RECOMPUTATION)
 
 
 @contextmanager
