@@ -14,7 +14,23 @@ from fedmpdd.tasks.data import Texts
 from tests.tasks import tiny
 
 APP = Path(__file__).parents[2] / "examples" / "flower-llm"
-WORDS = ("It", "was", "terrible", "great", "good", "bad", "a", "film", "very", "long", "fun", "dull", "and", "of", "the")
+WORDS = (
+    "It",
+    "was",
+    "terrible",
+    "great",
+    "good",
+    "bad",
+    "a",
+    "film",
+    "very",
+    "long",
+    "fun",
+    "dull",
+    "and",
+    "of",
+    "the",
+)
 _FILLING, _VERDICTS = ("a", "film", "very", "long", "and", "of", "the"), (("bad", "dull"), ("good", "fun"))
 
 
@@ -83,5 +99,5 @@ def trained_here(config: dict[str, Any], files: Sequence[Path], dev: Path, folde
         evaluate_every=config["evaluate-every"],
         progress=False,
     )
-    fm.save_adapter(history.model.model, folder)  # type: ignore[union-attr, arg-type]
+    fm.save_adapter(history.model.model, folder)
     return history, (folder / "adapter_model.safetensors").read_bytes()

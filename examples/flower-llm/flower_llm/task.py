@@ -97,7 +97,8 @@ class Share:
 
     def minibatches(self, batch: int, steps: int, server_round: int, seed: int) -> list[fm.text.Texts]:
         """Return the minibatches of a round, those that the local engine would draw for this client."""
-        config = parse_config({"batch": batch, "local_steps": steps, "seed": seed})
+        several = {"local_steps": steps, "local_lr": 1.0} if steps > 1 else {}  # of any size: nothing is drawn by it
+        config = parse_config({"batch": batch, "seed": seed, **several})
         drawn = sampling.sample_batches(config, server_round - 1, np.array([self.number]), [self._held])
         return [self._texts.select(numbers) for numbers in drawn[0]]
 
