@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 MODEL = "smollm2-135m"
 ROUNDS = 4
-D = 448  # of adapters in one block of the tiny model
+D = 896  # of adapters in two blocks of the tiny model
 
 
 class Place(NamedTuple):
@@ -53,14 +53,13 @@ def settings(place: Place, **changes: Any) -> dict[str, Any]:
     usual = {
         "model": str(place.folder / "model"),
         "blocks": 2,
-        "adapted-blocks": 1,
         "length": 24,
         "dev": str(place.folder / "dev.csv"),
         "dev-sentences": 0,
         "codec": "peaks:m=14:group=32:keys=shared",  # so that it does not matter which node has the lower number
         "num-server-rounds": ROUNDS,
         "evaluate-every": 1,
-        "lr": 0.05,
+        "lr": 0.02,
         "robust": False,
         "adapter": str(place.folder / "adapter"),
     }
