@@ -143,6 +143,7 @@ def test_bytes_of_adapters_of_a_pretrained_model(tmp_path: Path) -> None:
             per_node[strategy] = run(place, config, timeout=3_000)[1]
             show(f"{MODEL}, 8 blocks, {strategy}", per_node[strategy])
     d = 61_440
-    assert min(min(row["up"], row["down"]) for row in per_node["fedavg"]) > 4 * d
+    # In the first round half of the matrices are zero, and Flower sends equal arrays once.
+    assert min(min(row["up"], row["down"]) for row in per_node["fedavg"] if row["round"] > 1) > 4 * d
     assert max(row["up"] for row in per_node["fedmpdd"]) < 4 * d / 40
     assert max(row["down"] for row in per_node["fedmpdd"] if row["round"] > 1) < 4 * d / 80
