@@ -20,7 +20,7 @@ test: lint
 
 # Tests over real nodes mostly wait: they run beside the others, in two groups, and speak afterwards.
 FAULTS  := tests/flower/test_faults.py tests/flower/test_secure_deployment.py
-SOCKETS := tests/flower/test_bytes.py tests/flower/test_deployment.py
+SOCKETS := tests/flower/test_bytes.py tests/flower/test_deployment.py tests/flower/test_llm_deployment.py
 test-all: lint
 	@mkdir -p build; \
 	$(BIN)/python -m pytest $(FAULTS) --durations=15 >build/faults.log 2>&1 & faults=$$!; \

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import fedmpdd as fm
 from fedmpdd.tasks.data import Texts
@@ -34,18 +35,30 @@ WORDS = (
 _FILLING, _VERDICTS = ("a", "film", "very", "long", "and", "of", "the"), (("bad", "dull"), ("good", "fun"))
 
 
-def save_model(folder: Path, **settings: Any) -> Path:
+def save_model(folder: Path, width: int = 32, **settings: Any) -> Path:
     """Write a language model of random numbers, and a tokenizer of words, as transformers does."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import Whitespace
 
-    tiny.llama(**settings).save_pretrained(folder)
-    words = Tokenizer(WordLevel({word: number for number, word in enumerate(["</s>", "<unk>", *WORDS])}, "<unk>"))
+    tokens = ["</s>", "<unk>", *WORDS]
+    torch.manual_seed(1)
+    config = tiny.transformers.LlamaConfig(
+        vocab_size=len(tokens),
+        hidden_size=width,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=32,
+        pad_token_id=0,
+        **settings,
+    )
+    tiny.transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    words = Tokenizer(WordLevel({word: number for number, word in enumerate(tokens)}, "<unk>"))
     words.pre_tokenizer = Whitespace()
-    tiny.transformers.PreTrainedTokenizerFast(
-        tokenizer_object=words, unk_token="<unk>", eos_token="</s>"
-    ).save_pretrained(folder)
+    tokenizer = tiny.transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", eos_token="</s>")
+    tokenizer.save_pretrained(folder)
     return folder
 
 
