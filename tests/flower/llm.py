@@ -35,26 +35,29 @@ WORDS = (
 _FILLING, _VERDICTS = ("a", "film", "very", "long", "and", "of", "the"), (("bad", "dull"), ("good", "fun"))
 
 
-def save_model(folder: Path, width: int = 32, **settings: Any) -> Path:
-    """Write a language model of random numbers, and a tokenizer of words, as transformers does."""
+def save_model(folder: Path, kind: str = "llama", **settings: Any) -> Path:
+    """Write a language model of random numbers, or a sequence classifier ("bert"), and a tokenizer of words."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import Whitespace
 
     tokens = ["</s>", "<unk>", *WORDS]
-    torch.manual_seed(1)
-    config = tiny.transformers.LlamaConfig(
-        vocab_size=len(tokens),
-        hidden_size=width,
-        intermediate_size=48,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=32,
-        pad_token_id=0,
+    shape = {
+        "vocab_size": len(tokens),
+        "intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "pad_token_id": 0,
         **settings,
-    )
-    tiny.transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    }
+    torch.manual_seed(1)
+    if kind == "llama":
+        sizes = {"hidden_size": 32, "num_key_value_heads": 2, "max_position_embeddings": 32}
+        model: Any = tiny.transformers.LlamaForCausalLM(tiny.transformers.LlamaConfig(**sizes, **shape))
+    else:  # wide enough for the 3,584 directions of fourteen peaks
+        config = tiny.transformers.BertConfig(hidden_size=384, max_position_embeddings=64, **shape)
+        model = tiny.transformers.BertForSequenceClassification(config)
+    model.save_pretrained(folder)
     words = Tokenizer(WordLevel({word: number for number, word in enumerate(tokens)}, "<unk>"))
     words.pre_tokenizer = Whitespace()
     tokenizer = tiny.transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", eos_token="</s>")

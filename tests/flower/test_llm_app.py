@@ -71,9 +71,9 @@ def run(place: Path, config: dict[str, Any], nodes: int = NODES, **of_node_1: An
 
 def nbytes(content: Any) -> int:
     """Bytes of the numbers of arrays, and of what is bytes beside them."""
-    arrays = sum(math.prod(array.shape) * 4 for record in content.array_records.values() for array in record.values())
+    shapes = [tuple(array.shape) for record in content.array_records.values() for array in record.values()]
     values = [value for record in content.config_records.values() for value in record.values()]
-    return arrays + sum(len(value) for value in values if isinstance(value, bytes))
+    return 4 * sum(map(math.prod, shapes)) + sum(len(value) for value in values if isinstance(value, bytes))
 
 
 @pytest.mark.parametrize("downlink", ["replay", "model"])
