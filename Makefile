@@ -21,7 +21,7 @@ test: lint
 # Everything that `test` leaves out. Tests over real nodes mostly wait: they run beside the others, in two groups, and
 # speak afterwards.
 FAULTS  := tests/flower/test_faults.py tests/flower/test_secure_deployment.py
-SOCKETS := tests/flower/test_bytes.py tests/flower/test_deployment.py
+SOCKETS := tests/flower/test_bytes.py tests/flower/test_deployment.py tests/flower/test_llm_deployment.py
 test-slow: $(VENV)/.installed
 	@mkdir -p build; \
 	$(BIN)/python -m pytest -m slow $(FAULTS) --durations=15 >build/faults.log 2>&1 & faults=$$!; \

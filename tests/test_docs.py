@@ -1,5 +1,6 @@
 """What the documents say is what the code does."""
 
+import importlib.metadata
 import importlib.util
 import json
 import re
@@ -165,6 +166,59 @@ def test_the_page_on_texts_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: 
     assert names["clients"].partition.clients == 2
     assert len(names["history"]) == 3
     assert names["whole"](*names["prompt"].examples(names["test"])[:2]).shape == (2, 2)
+
+
+TUTORIAL = ROOT / "docs" / "tutorial-fine-tuning.md"
+
+
+def tutorial_blocks(skipped: int) -> list[str]:
+    """The page's code without the first block, with SST-2, or the second, with a file of one's own."""
+    blocks = re.findall(r"```python\n(.*?)```", TUTORIAL.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert 'load("sst2")' in blocks[0]
+    assert "read_csv" in blocks[1]
+    return [block for number, block in enumerate(blocks) if number != skipped]
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # of PEFT
+def test_the_tutorial_runs_with_a_tiny_model_and_ones_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("peft", reason="the extra `llm` is not installed")
+    from tests.flower import llm
+
+    monkeypatch.chdir(tmp_path)
+    llm.save_model(tmp_path / "tiny", "bert")
+    llm.write_films(tmp_path / "films.csv", 400, 1)
+    names: dict[str, Any] = {"__name__": "tutorial"}
+    for block in tutorial_blocks(skipped=0):
+        exec(block.replace('"minilm-l6"', '"tiny"').replace("=200,", "=15,"), names)
+    assert names["d"] == 3842
+    assert names["after"] > names["before"] + 0.05
+    assert names["last"].payload_bytes == 15 * 20 * 17
+    inputs = [part[:4] for part in names["sentences"].examples(names["test"])[:2]]
+    reloaded = names["sentences"].model(names["reloaded"])
+    assert torch.allclose(reloaded(*inputs), names["whole"](*inputs), atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
+def test_the_tutorial_runs_as_it_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("peft", reason="the extra `llm` is not installed")
+    from fedmpdd.tasks.data.base import data_folder
+    from fedmpdd.tasks.pretrained import PACKAGES
+
+    package = PACKAGES["minilm-l6"].name
+    if not any(True for _ in importlib.metadata.distributions(name=package)):
+        pytest.skip(f"the package {package} is not installed: make pretrained")
+    if not (data_folder() / "sst2" / "train.csv").is_file():
+        pytest.skip("sst2 is not here: FEDMPDD_DATA names the folder that has it")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "tutorial"}
+    for block in tutorial_blocks(skipped=1):
+        exec(block, names)
+    assert names["after"] > names["before"] + 0.2
+    assert (tmp_path / "adapters" / "films" / "adapter_model.safetensors").is_file()
+    assert "17 bytes an update" in capsys.readouterr().out
 
 
 def test_links_between_documents_lead_somewhere() -> None:
