@@ -31,9 +31,24 @@ def is_linked(linkage: float | None, images: int, candidates: int = CANDIDATES) 
     """
     if linkage is None or images < 1:
         return False
-    found, chance = round(linkage * images), 1 / max(1, candidates)
-    luck = sum(math.comb(images, k) * chance**k * (1 - chance) ** (images - k) for k in range(found, images + 1))
-    return found > 0 and (linkage >= MOST or luck <= BY_CHANCE)
+    found = round(linkage * images)
+    return found > 0 and (linkage >= MOST or luck(found, images, 1 / max(1, candidates)) <= BY_CHANCE)
+
+
+def luck(found: int, count: int, chance: float) -> float:
+    """Return how often somebody who guesses finds as many or more.
+
+    Args:
+        found: how many were found.
+        count: of how many.
+        chance: of one guess.
+
+    Example:
+        >>> round(luck(1, 8, 0.01), 3)
+        0.077
+
+    """
+    return sum(math.comb(count, k) * chance**k * (1 - chance) ** (count - k) for k in range(found, count + 1))
 
 
 def with_linkage(word: str, linked: bool) -> str:

@@ -70,9 +70,14 @@ class LinearLayerGradients:
     """Gradients and losses of clients whose examples go through the network as one batch.
 
     The loss must know the loss of each example.
+
+    Args:
+        training: whether the model is in train mode; without it there is no dropout.
+
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, training: bool = True) -> None:
+        self._training = training
         self._with_rows: dict[Objective, Objective] = {}
 
     def __call__(self, objective: Objective, flat: Tensor, batch: Batch, gradients: Tensor) -> Tensor:
@@ -85,14 +90,26 @@ class LinearLayerGradients:
             gradients: where to write.
 
         """
-        if objective not in self._with_rows:
-            self._with_rows[objective] = _with_rows(objective)
-        clients = len(gradients)
-        models = flat.expand(clients, -1).detach().requires_grad_()
-        *inputs, targets = tree_map(lambda leaf: leaf.flatten(0, 1), inputs_and_targets(batch))
-        losses = _client_losses(objective.loss, self._with_rows[objective].outputs(models, *inputs), targets, clients)
+        models = flat.expand(len(gradients), -1).detach().requires_grad_()
+        losses = self.losses(objective, models, batch)
         gradients.copy_(torch.autograd.grad(losses.sum(), models)[0])
         return losses.detach()
+
+    def losses(self, objective: Objective, models: Tensor, batch: Batch) -> Tensor:
+        """Return losses [clients], which can be differentiated in the models, and again where the network can be.
+
+        Args:
+            objective: what clients minimise.
+            models: of the clients [clients, d].
+            batch: their examples [clients, batch, …].
+
+        """
+        if objective not in self._with_rows:
+            self._with_rows[objective] = _with_rows(objective)
+            self._with_rows[objective].network.train(self._training)
+        *inputs, targets = tree_map(lambda leaf: leaf.flatten(0, 1), inputs_and_targets(batch))
+        outputs = self._with_rows[objective].outputs(models, *inputs)
+        return _client_losses(objective.loss, outputs, targets, len(models))
 
 
 def _client_losses(loss: Loss, outputs: Any, targets: Tensor, clients: int) -> Tensor:
