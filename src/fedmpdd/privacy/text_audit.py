@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,7 +47,8 @@ TOP = 5
 Progress = Callable[[str, float], None]
 
 
-class Asked(NamedTuple):
+@dataclass(frozen=True)
+class Asked:
     """What is attacked, and how.
 
     Args:
@@ -280,7 +281,7 @@ def run_text_audit(victim: TextVictim, asked: Asked, show: Progress) -> dict[str
         "rows": [asdict(row) for row in rows],
         "codecs": [{"codec": text, "verdict": verdict_on(of_codec)} for text, of_codec in by_codec.items()],
         "d": victim.d,
-        "asked": asked._asdict(),
+        "asked": asdict(asked),
     }
 
 
@@ -478,4 +479,5 @@ def wilson(right: int, count: int) -> tuple[float, float]:
     share, spread = right / count, z * z / count
     middle = share + spread / 2
     width = z * math.sqrt(share * (1 - share) / count + spread / (4 * count))
-    return max(0.0, (middle - width) / (1 + spread)), min(1.0, (middle + width) / (1 + spread))
+    low, high = (middle - width) / (1 + spread), (middle + width) / (1 + spread)
+    return (low if right > 0 else 0.0), (high if right < count else 1.0)

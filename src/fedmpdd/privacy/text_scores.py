@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedmpdd.codecs.arithmetic import largest_normal
-from fedmpdd.codecs.evidence import Choices, Projections
+from fedmpdd.codecs.evidence import Choices, Coordinates, Projections
 from fedmpdd.privacy.matching import match_sent, project
 from fedmpdd.privacy.observation import ObservedUpdate
 
@@ -46,9 +46,19 @@ def read_by_server(observed: ObservedUpdate) -> Reading:
         return _peaks(seen, device)
     values = torch.from_numpy(seen.targets[0]).to(device)
     if seen.known is None:
-        return Reading(values, 0.0, lambda gradients: gradients)
+        noise = observed.codec.variance(len(values)) or 0.0  # relative to the gradient, over all coordinates
+        each = noise / (1 + noise) * float(values.square().mean())
+        biased = not observed.codec.unbiased
+        return Reading(values, each, lambda rows: _decoded_again(observed, rows) if biased else rows)
     known = torch.from_numpy(seen.known[0]).to(device)
     return Reading(values[known], 0.0, lambda gradients: gradients[:, known])
+
+
+def _decoded_again(observed: ObservedUpdate, gradients: Tensor) -> Tensor:
+    """What the server would decode if these gradients had been sent: the attacker has codec and key, as the client."""
+    codec, rows = observed.codec, np.ascontiguousarray(gradients.cpu().numpy())
+    updates = codec.encode(rows, [observed.key] * len(rows))
+    return torch.from_numpy(np.stack([codec.decode_mean([update]) for update in updates])).to(gradients.device)
 
 
 def read_by_outsider(observed: ObservedUpdate) -> Reading:
@@ -108,6 +118,9 @@ def scores_of_candidates(observed: ObservedUpdate, candidates: Tensor, public: T
 
     """
     if batch == 1:
+        seen = observed.codec.evidence([observed.update])
+        if isinstance(seen, Coordinates) and seen.known is None:
+            candidates = _decoded_again(observed, candidates)
         return -match_sent([observed] * len(candidates))(candidates)
     reading = read_by_server(observed)
     others = reading.of(public).double()
@@ -158,4 +171,5 @@ def distances(residuals: Tensor, spread: Tensor, variance: float) -> Tensor:
     cross = residuals @ spread.T
     inner = small + ridge * torch.eye(len(small), dtype=small.dtype, device=small.device)
     explained = (cross * torch.linalg.solve(inner, cross.T).T).sum(dim=1)
-    return (residuals.square().sum(dim=1) - explained) / ridge
+    result: Tensor = (residuals.square().sum(dim=1) - explained) / ridge
+    return result

@@ -127,7 +127,9 @@ def find_tokens(
     """
     table = victim.embeddings
     if table is None:
-        raise ConfigError("the model has no layer of embeddings, so that tokens cannot be looked for; leave them out")
+        raise ConfigError(
+            'the model has no embeddings, or trains them, and then their gradient names the tokens; leave out "tokens"'
+        )
     unknown = layout.unknown.repeat_interleave(restarts, dim=0)
     batch = tuple(leaf.repeat_interleave(restarts, dim=0) for leaf in layout.batch)
     hidden = (torch.where(unknown[:, None], 0, batch[0]), *batch[1:])

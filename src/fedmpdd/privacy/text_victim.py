@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,12 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._pytree import tree_map
 
 from fedmpdd.errors import ConfigError, FedmpddError
 from fedmpdd.imports import words_and_line_of
 from fedmpdd.simulation.linear_layers import LinearLayerGradients, has_linear_layers
-from fedmpdd.tasks.losses import Loss
+from fedmpdd.tasks.losses import Loss, inputs_and_targets
 from fedmpdd.tasks.objective import Objective
 from fedmpdd.tasks.stores import Batch, Store
 from fedmpdd.tasks.task import check_objective, make_model
@@ -48,6 +48,7 @@ class TextVictim:
 
     def __init__(self, model: nn.Module, loss: Loss, store: Store, device: str) -> None:
         flat_model, flat = make_model(model, "default", 0)
+        inputs_and_targets(store.gather(torch.arange(1)))  # raises what is no tuple
         self._guess: list[Embeddings] = []
         embedding = _embedding_of(flat_model.module)
         if embedding is not None:
@@ -63,11 +64,11 @@ class TextVictim:
         by_layers = loss.per_example is not None and not self._objective.mixes_examples
         fits = by_layers and has_linear_layers(self._objective)
         self._by_layers = LinearLayerGradients(training=False) if fits else None
-        self.embeddings = None
+        self.embeddings = None  # of tokens [tokens, width], where they are not trained
         if embedding is not None:
-            names = [name for name, module in flat_model.module.named_modules() if module is embedding]
-            trained = flat_model.unflatten(flat).get(f"{names[0]}.weight", embedding.weight)
-            self.embeddings = trained.detach().to(device).float()
+            names = {f"{name}.weight" for name, one in flat_model.module.named_modules() if one is embedding}
+            if not names & set(flat_model.names):
+                self.embeddings = embedding.weight.detach().to(device).float()
 
     @property
     def d(self) -> int:
@@ -129,14 +130,17 @@ class TextVictim:
         """Gradients where more is trained than linear layers."""
         rows, guess = [], self._guess[0] if again else None
         for client in range(len(batch[-1])):
-            some = tree_map(lambda leaf, client=client: leaf[client], batch)
+            some = tuple(leaf[client] for leaf in batch)
             if guess is not None:
                 part = slice(client * len(some[-1]), (client + 1) * len(some[-1]))
                 self._guess[0] = Embeddings(guess.values[part], guess.unknown[part])
             flat = self.flat.detach().requires_grad_()
-            value = self._objective.tested(flat, lambda network, some=some: self._objective.loss(network, some))
+            value = self._objective.tested(flat, partial(self._loss, some))
             rows.append(torch.autograd.grad(value, flat, create_graph=again)[0])
         return torch.stack(rows)
+
+    def _loss(self, batch: Batch, network: nn.Module) -> Tensor:
+        return self._objective.loss(network, batch)
 
 
 def _embedding_of(module: nn.Module) -> nn.Embedding | None:
