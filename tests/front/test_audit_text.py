@@ -91,7 +91,7 @@ def test_the_same_seed_gives_the_same_numbers() -> None:
 
 
 def test_an_update_that_says_nothing_tells_nothing() -> None:
-    """Of 12 sentences among 20, guesses find 4 or more in one audit of five hundred; of labels, what is most frequent."""
+    """Of 12 sentences among 20, guesses find 4 or more in one audit of five hundred."""
     result = audited([Silence()], attacks=["sentence", "label"])
     silent = [row for row in result.rows if "Silence" in row["codec"]]
     assert all(row["found"] <= 0.25 for row in silent if row["attack"] == "sentence")

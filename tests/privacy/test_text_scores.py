@@ -77,7 +77,7 @@ def test_distances_are_those_of_the_inverse() -> None:
     for samples, numbers in ((4, 9), (9, 4)):
         spread, residuals = (torch.from_numpy(rng.standard_normal((rows, numbers))) for rows in (samples, 3))
         small = spread @ spread.T
-        ridge = 0.3 + 0.1 * float(small.trace()) / min(samples, numbers)
+        ridge = 0.3 + 0.01 * float(small.trace()) / min(samples, numbers)
         covariance = spread.T @ spread + ridge * torch.eye(numbers, dtype=torch.float64)
         expected = torch.einsum("ki,ij,kj->k", residuals, torch.linalg.inv(covariance), residuals)
         assert torch.allclose(distances(residuals, spread, 0.3), expected)
@@ -112,3 +112,13 @@ def test_an_outsider_reads_lengths(codec: fm.Codec) -> None:
     reading = read_by_outsider(sent(rows[2], codec))
     assert float((reading.of(rows) - reading.values)[2].abs()) < 0.5
     assert int(scores_by_length(sent(rows[2], codec), rows).argmax()) == 2
+
+
+def test_an_update_without_a_number_tells_nothing() -> None:
+    """As of coordinates that are all zero, which is how a frame says nothing of them."""
+    rows = gradients(30)
+    observed = sent(torch.zeros(D), fm.RandK(5))
+    scores = scores_of_candidates(observed, rows[:5], rows[5:], 8)
+    assert torch.isfinite(scores).all()
+    empty = torch.zeros(3, 0, dtype=torch.float64)
+    assert distances(empty, torch.zeros(4, 0, dtype=torch.float64), 0.0).tolist() == [0, 0, 0]

@@ -8,7 +8,7 @@ sentence with another class shows how much of a success is owed to the class.
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,12 +30,14 @@ from fedmpdd.privacy.text_scores import (
     scores_of_candidates,
     scores_of_classes,
 )
+from fedmpdd.privacy.text_sums import solve_for_tokens
 from fedmpdd.privacy.text_tokens import ITERATIONS, find_tokens, layout_of, luck_of, shared_tokens, shares
 from fedmpdd.privacy.text_victim import TextVictim
 from fedmpdd.uplink.codec_config import parse_codec
 from fedmpdd.wire.frames import Session
 
 ATTACKS = ("sentence", "label", "tokens")
+SUMS = "token sums"  # what "tokens" finds of layers that see one token at a time
 SERVER, OUTSIDER = "server", "outsider"
 CONTROL = "fedsgd"  # the whole gradient
 LEAKS, NOTHING = "leaks", "nothing beyond chance"
@@ -78,7 +80,7 @@ class Row:
     """What one attack found of one codec.
 
     Attributes:
-        attack: one of ATTACKS.
+        attack: one of ATTACKS; or "token sums", by which "tokens" solves for words where a layer sees one at a time.
         adversary: "server", who knows seed, model and adapters; or "outsider", who knows model and adapters alone.
         codec: in words.
         batch: sentences of an update.
@@ -304,7 +306,7 @@ def _judged(rows: Sequence[Row]) -> list[Row]:
         word = LEAKS if row.luck <= allowed else NOTHING if whole.luck <= allowed else INCONCLUSIVE
         if word == NOTHING and row.truth_fits_better is not None and row.truth_fits_better > 0.5:
             word = INCONCLUSIVE  # the attack was stuck: a better one may find more
-        judged.append(Row(**{**asdict(row), "whole": whole.found, "verdict": word}))
+        judged.append(replace(row, whole=whole.found, verdict=word))
     return judged
 
 
@@ -434,22 +436,37 @@ def _tokens(case: TextCase, text: str) -> list[Row]:
     iterations = max(1, round(ITERATIONS * asked.effort))
     words = find_tokens(case.victim, updates, layout, iterations=iterations, seed=asked.seed)
     truth = [row[there].cpu().numpy() for row, there in zip(layout.ids, layout.unknown, strict=True)]
-    matrix = shares(words.tokens, truth)
-    others = ~np.eye(len(matrix), dtype=bool)
     in_place = [float((guess == true).mean()) for guess, true in zip(words.tokens, truth, strict=True)]
-    row = Row(
-        attack="tokens",
+    stuck = float((words.truth < 0.999 * words.losses - 1e-12).mean())
+    common = _common(case, text, since)
+    optimised = _token_row("tokens", words.tokens, truth, asked.seed, common)
+    rows = [replace(optimised, in_place=float(np.mean(in_place)), truth_fits_better=stuck)]
+    since = time.perf_counter()
+    solved = solve_for_tokens(case.victim, updates, layout)
+    if solved is not None:
+        rows.append(_token_row(SUMS, solved, truth, asked.seed, _common(case, text, since)))
+    return rows
+
+
+def _token_row(
+    attack: str,
+    guesses: Sequence[NDArray[np.int64]],
+    truth: Sequence[NDArray[np.int64]],
+    seed: int,
+    common: dict[str, Any],
+) -> Row:
+    matrix = shares(guesses, truth)
+    others = ~np.eye(len(matrix), dtype=bool)
+    return Row(
+        attack=attack,
         adversary=SERVER,
         batch=1,
         found=float(matrix.diagonal().mean()),
         chance=float(matrix[others].mean()) if len(matrix) > 1 else 0.0,
-        luck=luck_of(matrix, asked.seed),
-        in_place=float(np.mean(in_place)),
-        truth_fits_better=float((words.truth < 0.999 * words.losses - 1e-12).mean()),
-        count=len(some),
-        **_common(case, text, since),
+        luck=luck_of(matrix, seed),
+        count=len(truth),
+        **common,
     )
-    return [row]
 
 
 def _tokens_of(case: TextCase) -> list[NDArray[np.int64]]:

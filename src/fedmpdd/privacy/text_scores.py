@@ -18,7 +18,7 @@ from fedmpdd.codecs.evidence import Choices, Coordinates, Projections
 from fedmpdd.privacy.matching import match_sent, project
 from fedmpdd.privacy.observation import ObservedUpdate
 
-SHRINKAGE = 0.1  # of a covariance, towards one that is the same in all directions
+SHRINKAGE = 0.01  # of a covariance, towards one that is the same in all directions
 LENGTH_DEVIATION = 0.05  # of the logarithm of a length that an update gives away
 
 
@@ -167,7 +167,7 @@ def distances(residuals: Tensor, spread: Tensor, variance: float) -> Tensor:
 
     """
     small = spread @ spread.T  # C is never laid out: n may be millions
-    ridge = variance + SHRINKAGE * float(small.trace()) / min(spread.shape) + 1e-30
+    ridge = variance + SHRINKAGE * float(small.trace()) / max(1, min(spread.shape)) + 1e-30
     cross = residuals @ spread.T
     inner = small + ridge * torch.eye(len(small), dtype=small.dtype, device=small.device)
     explained = (cross * torch.linalg.solve(inner, cross.T).T).sum(dim=1)

@@ -21,7 +21,8 @@ from fedmpdd.tasks.stores import Batch
 from fedmpdd.tasks.text_models import occupied
 
 ITERATIONS = 300
-RESTARTS = 2
+RESTARTS = 1
+SPREAD = 0.1  # of the first guesses, in deviations of embeddings; what no gradient tells of a vector stays as it was
 PERMUTATIONS = 9_999  # of which text belongs to which guess, by which chance is measured
 GIVEN, UNKNOWN, PADDING = 0, 1, 2
 
@@ -141,7 +142,7 @@ def find_tokens(
 
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randn(shape, generator=generator).to(victim.device)
-    start = (table.mean(dim=0) + table.std(dim=0) * drawn).flatten(1)
+    start = (table.mean(dim=0) + SPREAD * table.std(dim=0) * drawn).flatten(1)
     state: State | None = None
     for state in lbfgs(objective, start, iterations):
         if progress is not None:
@@ -158,8 +159,10 @@ def find_tokens(
 
 
 def _nearest(vectors: Tensor, table: Tensor) -> NDArray[np.int64]:
-    """The tokens whose embeddings point most nearly the same way."""
-    cosines = torch.nn.functional.normalize(vectors, dim=1) @ torch.nn.functional.normalize(table, dim=1).T
+    """The tokens whose embeddings point most nearly the same way, seen from the middle of all of them."""
+    middle = table.mean(dim=0)
+    directions = torch.nn.functional.normalize(table - middle, dim=1)
+    cosines = torch.nn.functional.normalize(vectors - middle, dim=1) @ directions.T
     found: NDArray[np.int64] = cosines.argmax(dim=1).cpu().numpy()
     return found
 

@@ -22,6 +22,9 @@ from fedmpdd.tasks.task import check_objective, make_model
 EXAMPLES = 32  # of one pass; more are hardly faster on a CPU, and take memory on a GPU
 
 
+PROBE = 16  # tokens of a text that is made up to see what layers take
+
+
 class Embeddings(NamedTuple):
     """Guesses that stand where the embeddings of some tokens would.
 
@@ -126,6 +129,54 @@ class TextVictim:
         finally:
             self._guess.clear()
 
+    def part(self, flat: Tensor, layer: str) -> Tensor:
+        """Return what of a vector [d] belongs to the weight of a layer."""
+        return self._objective.model.unflatten(flat)[f"{layer}.weight"]
+
+    def token_layers(self) -> list[str]:
+        """Return the trained linear layers whose input at a position depends on the token there alone."""
+        if self.embeddings is None:
+            return []
+        generator = torch.Generator().manual_seed(0)
+        ids = torch.randint(len(self.embeddings), (1, PROBE), generator=generator).to(self.device)
+        order = torch.randperm(PROBE, generator=generator).to(self.device)
+        one, other = self._inputs(ids), self._inputs(ids[:, order])
+        alike = [name for name in one if torch.allclose(one[name][:, order], other[name], rtol=1e-4, atol=1e-5)]
+        return [name for name in alike if torch.equal(one[name], one[alike[0]])]
+
+    def token_vectors(self, layer: str) -> Tensor:
+        """Return the input of one of `token_layers` for every token [tokens, width]."""
+        assert self.embeddings is not None
+        tokens = torch.arange(len(self.embeddings), device=self.device)
+        parts = [self._inputs(some[None], last=layer)[layer][0] for some in torch.split(tokens, PROBE)]
+        return torch.cat(parts).float()
+
+    def _inputs(self, ids: Tensor, last: str | None = None) -> dict[str, Tensor]:
+        """The inputs of trained linear layers for texts of these tokens; of those up to the last, if one is named."""
+        caught: dict[str, Tensor] = {}
+
+        def catch(name: str, module: nn.Module, inputs: Any) -> None:
+            if inputs[0].shape[:2] == ids.shape:
+                caught[name] = inputs[0].detach()
+            if name == last:
+                raise _EnoughError
+
+        trained = {name.removesuffix(".weight") for name in self._objective.model.names}
+        named = [(name, one) for name, one in self._objective.model.module.named_modules() if name in trained]
+        linear = [(name, one) for name, one in named if isinstance(one, nn.Linear)]
+        handles = [one.register_forward_pre_hook(partial(catch, name)) for name, one in linear]
+        has_mask = len(self.store.gather(torch.arange(1, device=self.device))) > 2
+        inputs = (ids, torch.ones_like(ids)) if has_mask else (ids,)
+        try:
+            with torch.no_grad():
+                self._objective.tested(self.flat, lambda network: network(*inputs))
+        except _EnoughError:
+            pass
+        finally:
+            for handle in handles:
+                handle.remove()
+        return caught
+
     def _one_by_one(self, batch: Batch, again: bool) -> Tensor:
         """Gradients where more is trained than linear layers."""
         rows, guess = [], self._guess[0] if again else None
@@ -141,6 +192,10 @@ class TextVictim:
 
     def _loss(self, batch: Batch, network: nn.Module) -> Tensor:
         return self._objective.loss(network, batch)
+
+
+class _EnoughError(Exception):
+    """What ends a forward pass whose later layers nobody needs."""
 
 
 def _embedding_of(module: nn.Module) -> nn.Embedding | None:
