@@ -66,7 +66,9 @@ def test_model_texts_and_codecs_in_one_call(tmp_path: Path) -> None:
     assert list(result.verdict) == ["fedsgd", "mpdd:m=60", "peaks:m=4:group=16", mine]
     assert result.verdict["mpdd:m=60"].startswith("tells sentence")
     rows = {(row["codec"], row["attack"], row["adversary"], row["batch"]): row for row in result.rows}
-    assert len(rows) == 4 + 6 + 6 + 4  # an outsider only where a codec needs a key
+    assert len(rows) == 5 + 7 + 7 + 5  # an outsider only where a codec needs a key
+    sums = rows["fedsgd", "token sums", "server", 1]
+    assert sums["found"] > 0.5 > sums["chance"]
     for codec in ("fedsgd", "mpdd:m=60", mine):
         row = rows[codec, "sentence", "server", 1]
         assert (row["found"], row["top5"], row["candidates"], row["verdict"]) == (1.0, 1.0, 20, "leaks")

@@ -49,7 +49,7 @@ def solve_for_tokens(
 
 
 def _pick(rows: Tensor, directions: Tensor, given: Tensor, count: int) -> NDArray[np.int64]:
-    chosen = given.unique().tolist()
+    chosen = sorted(set(given.tolist()))
     first = len(chosen)
     length = float(rows.norm())
     for _ in range(count):
