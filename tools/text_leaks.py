@@ -26,6 +26,7 @@ CODECS = (
 )
 TOKEN_CODECS = ("mpdd:m=1792", "peaks:m=14")
 RANKS = (16,)
+SYMBOLS = 512  # of the random model
 TOKENS = 12  # the most of a sentence, with its prompt, whose words are looked for
 TRAINING: dict[str, Any] = {
     "per_round": 5,
@@ -52,6 +53,28 @@ def models(blocks: int, rank: int, rounds: int, device: str, most_tokens: int | 
     task = fm.Task(model, fm.partition(examples, 50), tuple(leaf[:50] for leaf in examples))
     history = fm.simulate(task, fm.FedSGD(), rounds=rounds, device=device, **TRAINING)
     yield f"{blocks} blocks, rank {rank}, after {rounds} rounds", history.model, examples
+
+
+def tiny_models(rank: int = 4) -> Iterator[Any]:
+    """Yield a model with random numbers, in texts of random symbols: adapters at their start, and moved at random."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    import fedmpdd as fm
+    from fedmpdd.tasks.text_models import AnswerModel
+
+    torch.manual_seed(1)
+    shape = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_hidden_layers": 4}
+    adapted = fm.lora(LlamaForCausalLM(LlamaConfig(vocab_size=SYMBOLS, **shape)).eval(), rank)
+    ids = torch.randint(2, SYMBOLS, (400, 8))
+    ids[:, -1] = 0  # a prompt
+    examples = (ids, torch.ones_like(ids), ids[:, 0] % 2)
+    yield f"random, width 64, 4 blocks, rank {rank}, start", AnswerModel(adapted, (0, 1)), examples
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if ".lora_B." in name:
+                parameter.normal_(std=0.1)
+    yield "the same, B drawn at random", AnswerModel(adapted, (0, 1)), examples
 
 
 def audit(codecs: Sequence[str], prepared: Iterator[Any], **options: Any) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -138,7 +161,9 @@ def main() -> None:
     whole = models(asked.layers, 4, asked.rounds, asked.device)
     sentences = audit(CODECS, whole, attacks=["sentence", "label"], **options)
     short = [models(asked.token_layers, rank, asked.rounds, asked.device, TOKENS) for rank in RANKS]
-    words = audit(TOKEN_CODECS, chain(*short), attacks=["tokens"], token_count=6, effort=1 / 3, **options)
+    words = audit(
+        TOKEN_CODECS, chain(tiny_models(), *short), attacks=["tokens"], token_count=6, effort=1 / 3, **options
+    )
     halves = {"sentences": sentences, "words": words}
     for half in [] if asked.table else [half for half in halves if asked.only in (None, half)]:
         results[half] = {}

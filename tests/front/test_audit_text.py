@@ -155,6 +155,7 @@ def test_a_text_that_comes_twice_is_one() -> None:
         ({"codecs": "fedsgd"}, "codecs = 'fedsgd': expected a list"),
         ({"codecs": []}, "codecs is empty"),
         ({"codecs": ["decomfl:m=3:keys=shared"]}, "sends losses"),
+        ({"codecs": ["peaks:m=14"]}, "14 peaks of 256 are 3,584 derivatives of d = 1344"),
         ({"attacks": ["dlg"]}, "attacks has 'dlg'; expected a list of some of sentence, label, tokens"),
         ({"attacks": "label"}, "attacks = 'label': expected a list"),
         ({"batches": []}, r"batches = \[\]: expected a list of sizes"),

@@ -144,6 +144,10 @@ class TextCase:
         self.labels = victim.store.classes()
         if self.labels is None and {"label", "tokens"} & set(asked.attacks):
             raise ConfigError('the texts have no class each, as "label" and "tokens" need; give attacks=["sentence"]')
+        for text in asked.codecs:
+            Session(
+                self.codec(text), victim.d, sends_seed=False
+            )  # raises what does not fit, before anything is computed
         self._choose(np.random.default_rng([asked.seed, 0]))
         members = {batch: self._members(batch) for batch in asked.batches}
         parts: dict[str, NDArray[np.int64]] = {"victims": self.victims[:, None]}
