@@ -103,6 +103,14 @@ def test_what_misread_payloads_do_is_what_was_measured() -> None:
     assert load(ROOT / "tools" / "bare_misuse.py").table() in page
 
 
+def test_what_updates_tell_of_texts_is_what_was_measured() -> None:
+    page = (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")
+    results = json.loads((ROOT / "docs" / "results" / "text-leaks.json").read_text(encoding="utf-8"))
+    made = load(ROOT / "tools" / "text_leaks.py")
+    assert made.sentence_table(results) in page
+    assert made.word_table(results) in page
+
+
 def test_readme_code_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "README.md").read_text(encoding="utf-8")

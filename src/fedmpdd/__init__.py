@@ -37,6 +37,7 @@ if TYPE_CHECKING:  # the names of _LAZY below, for those who read types
     from fedmpdd import torch as torch
     from fedmpdd.front import callbacks as callbacks
     from fedmpdd.front.audit import audit as audit
+    from fedmpdd.front.audit_text import audit_text as audit_text
     from fedmpdd.front.compare import compare as compare
     from fedmpdd.front.simulate import run_config as run_config
     from fedmpdd.front.simulate import simulate as simulate
@@ -97,6 +98,7 @@ _LAZY = {
     "History": "fedmpdd.runs.history",
     "Task": "fedmpdd.tasks.task",
     "audit": "fedmpdd.front.audit",
+    "audit_text": "fedmpdd.front.audit_text",
     "callbacks": "fedmpdd.front.callbacks",
     "compare": "fedmpdd.front.compare",
     "load_config": "fedmpdd.simulation.config",

@@ -31,9 +31,24 @@ def is_linked(linkage: float | None, images: int, candidates: int = CANDIDATES) 
     """
     if linkage is None or images < 1:
         return False
-    matches, chance = round(linkage * images), 1 / max(1, candidates)
-    luck = sum(math.comb(images, k) * chance**k * (1 - chance) ** (images - k) for k in range(matches, images + 1))
-    return matches > 0 and (linkage >= MOST or luck <= BY_CHANCE)
+    matches = round(linkage * images)
+    return matches > 0 and (linkage >= MOST or luck(matches, images, 1 / max(1, candidates)) <= BY_CHANCE)
+
+
+def luck(matches: int, count: int, chance: float) -> float:
+    """Return how often somebody who guesses finds as many or more.
+
+    Args:
+        matches: how many were identified.
+        count: of how many.
+        chance: of one guess.
+
+    Example:
+        >>> round(luck(1, 8, 0.01), 3)
+        0.077
+
+    """
+    return sum(math.comb(count, k) * chance**k * (1 - chance) ** (count - k) for k in range(matches, count + 1))
 
 
 def with_linkage(word: str, linked: bool) -> str:

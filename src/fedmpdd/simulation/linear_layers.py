@@ -69,9 +69,14 @@ class LinearLayerGradients:
     """Gradients and losses of clients whose examples go through the network as one batch.
 
     The loss must know the loss of each example.
+
+    Args:
+        training: whether the model is in train mode; without it there is no dropout.
+
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, training: bool = True) -> None:
+        self._training = training
         self._with_rows: dict[Objective, Objective] = {}
 
     def __call__(self, objective: Objective, flat: Tensor, batch: Batch, gradients: Tensor) -> Tensor:
@@ -84,14 +89,15 @@ class LinearLayerGradients:
             gradients: where to write.
 
         """
-        clients = len(gradients)
-        models = flat.expand(clients, -1).detach().requires_grad_()
+        models = flat.expand(len(gradients), -1).detach().requires_grad_()
         losses = self.losses(objective, models, batch)
         gradients.copy_(torch.autograd.grad(losses.sum(), models)[0])
         return losses.detach()
 
     def losses(self, objective: Objective, models: Tensor, batch: Batch, *, precise: bool = False) -> Tensor:
         """Return the losses [models] of batches [models, batch, …], each at its own model [models, d].
+
+        They can be differentiated in the models, and again where the network can be.
 
         Args:
             objective: what clients minimise; one thread uses it at a time.
@@ -102,6 +108,7 @@ class LinearLayerGradients:
         """
         if objective not in self._with_rows:
             self._with_rows[objective] = _with_rows(objective)
+            self._with_rows[objective].network.train(self._training)
         *inputs, targets = inputs_and_targets(batch)
         inputs = tree_map(lambda leaf: leaf.flatten(0, 1), inputs)
         outputs = logits_of(self._with_rows[objective].outputs(models, *inputs))
