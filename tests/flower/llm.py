@@ -76,10 +76,20 @@ def write_films(path: Path, count: int, seed: int) -> Path:
     return path
 
 
+SMOLLM2 = {
+    "model": "smollm2-135m",
+    "blocks": 8,
+    "adapted-blocks": 0,
+    "targets": "q_proj,v_proj",
+    "rank": 4,
+    "words": " terrible, great",
+}
+
+
 def app_config(**changes: Any) -> dict[str, Any]:
-    """Return the run config of the app, changed."""
+    """Return the run config of the app, changed for a causal language model."""
     table = tomllib.loads((APP / "pyproject.toml").read_text(encoding="utf-8"))
-    return {**table["tool"]["flwr"]["app"]["config"], **changes}
+    return {**table["tool"]["flwr"]["app"]["config"], **SMOLLM2, **changes}
 
 
 def app_module(name: str) -> Any:

@@ -132,7 +132,7 @@ def missing() -> str | None:
 
 @pytest.mark.skipif(missing() is not None, reason=str(missing()))
 def test_bytes_of_adapters_of_a_pretrained_model(tmp_path: Path) -> None:
-    """As the app is: adapters in the first eight blocks, d = 61,440; three rounds of each strategy."""
+    """Adapters in the first eight blocks, d = 61,440; three rounds of each strategy."""
     counter, ports = SocketCounter(), [free_port(), free_port()]
     with deployment(tmp_path, nodes=0, secure=False) as one, metered(counter, ports, one.port):
         for node, port in enumerate(ports):
