@@ -6,7 +6,7 @@ NATIVE := CMakeLists.txt $(wildcard src/fedmpdd/directions/native/*)
 # An editable install remembers where modules were: a new room is a reason to install again.
 ROOMS  := $(wildcard src/fedmpdd/*/__init__.py src/fedmpdd_paper/__init__.py)
 
-.PHONY: demo test test-all lint bench rivals gpu kernels neon chromium pretrained clean
+.PHONY: demo test test-slow test-all lint bench rivals gpu kernels neon chromium pretrained clean
 
 demo: $(VENV)/.installed
 	$(BIN)/fedmpdd demo
@@ -14,19 +14,23 @@ demo: $(VENV)/.installed
 # A process a core; the tests of real processes come apart, in `make test-all`.
 CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 # One thread for each: two processes with two threads each on two cores mostly wait for each other.
-test test-all: export OMP_NUM_THREADS := 1
+test test-slow test-all: export OMP_NUM_THREADS := 1
 test: lint
 	$(BIN)/python -m pytest -m "not slow" -n $(CORES) --durations=15
 
-# Tests over real nodes mostly wait: they run beside the others, in two groups, and speak afterwards.
+# Everything that `test` leaves out. Tests over real nodes mostly wait: they run beside the others, in two groups, and
+# speak afterwards.
 FAULTS  := tests/flower/test_faults.py tests/flower/test_secure_deployment.py
-SOCKETS := tests/flower/test_bytes.py tests/flower/test_deployment.py
-test-all: lint
+SOCKETS := tests/flower/test_bytes.py tests/flower/test_deployment.py tests/flower/test_llm_deployment.py
+test-slow: $(VENV)/.installed
 	@mkdir -p build; \
-	$(BIN)/python -m pytest $(FAULTS) --durations=15 >build/faults.log 2>&1 & faults=$$!; \
-	$(BIN)/python -m pytest $(SOCKETS) --durations=15 >build/sockets.log 2>&1 & sockets=$$!; \
-	$(BIN)/python -m pytest $(FAULTS:%=--ignore=%) $(SOCKETS:%=--ignore=%) -n $(CORES) --durations=15; status=$$?; \
+	$(BIN)/python -m pytest -m slow $(FAULTS) --durations=15 >build/faults.log 2>&1 & faults=$$!; \
+	$(BIN)/python -m pytest -m slow $(SOCKETS) --durations=15 >build/sockets.log 2>&1 & sockets=$$!; \
+	$(BIN)/python -m pytest -m slow $(FAULTS:%=--ignore=%) $(SOCKETS:%=--ignore=%) -n $(CORES) --durations=15; status=$$?; \
 	wait $$faults || status=$$?; wait $$sockets || status=$$?; cat build/faults.log build/sockets.log; exit $$status
+
+test-all: test
+	@$(MAKE) --no-print-directory test-slow
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

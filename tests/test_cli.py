@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -71,6 +72,32 @@ def test_version_and_help() -> None:
     for arguments in ([], ["--help"], ["demo", "--help"]):
         result = fedmpdd_command(*arguments)
         assert "Usage" in result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("run", "A TOML file, or a shipped name"),
+        ("replay", "A run folder with a journal"),
+        ("compare", "Changes, like codec.m=400"),
+        ("audit", "Changes, like codec.m=400"),
+        ("report", "Run folders, audit folders"),
+        ("epsilon", "A TOML file, or a shipped name"),
+        ("verify", "estimator, norms, averaging, convergence, inversion"),
+        ("reproduce", "Tables and figures by name, or all"),
+        ("data fetch", "A dataset, or all"),
+    ],
+)
+def test_help_has_an_example_and_says_what_arguments_are(command: str, words: str) -> None:
+    text = " ".join(fedmpdd_command(*command.split(), "--help").stdout.replace("│", " ").split())
+    assert f"Example: fedmpdd {command}" in text
+    arguments = text.partition("Arguments")[2].partition("Options")[0]
+    assert words in arguments
+
+
+@pytest.mark.parametrize("command", ["demo", "plan", "meter", "data list"])
+def test_help_of_what_takes_no_arguments_has_an_example(command: str) -> None:
+    assert f"Example: fedmpdd {command}" in " ".join(fedmpdd_command(*command.split(), "--help").stdout.split())
 
 
 def test_what_is_told_to_end_ends_with_a_checkpoint(tmp_path: Path) -> None:
@@ -163,7 +190,39 @@ def test_run_resume_and_bad_folders(refused: Refused, tmp_path: Path) -> None:
         ["epsilon", "demo", "codec.clip=1", "--delta", "2"],
     ):
         assert refused(*arguments).startswith("error: ")
+    for arguments, remedy in (
+        (["run", "demo", "--rounds", "5"], "write rounds=5"),
+        (["run", "demo", "--codec", "fedsgd"], "write codec=fedsgd"),
+        (["audit", "demo", "--effort", "3"], "write audit.effort=3"),
+        (["run", "demo", "partition=iid"], "expected a table of keys; write each like partition.KEY=…"),
+        (["compare", "demo", "--codecs", "fedsgd,mpdd:400"], "'400' is no parameter; write key=value, like mpdd:m=…"),
+        (["compare", "demo", "--codecs", "fedsgd mpdd:m=4"], "did you mean fedsgd? use one of"),
+    ):
+        assert remedy in " ".join(refused(*arguments).split()), arguments
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_run_shows_the_score_that_it_has(done: Done, tmp_path: Path) -> None:
+    examples = "def examples():\n    x = torch.arange(60.0)[:, None] / 60\n    return (x, 2 * x), (x, 2 * x)\n"
+    line = "def line():\n    return torch.nn.Linear(1, 1)\n"
+    (tmp_path / "mine.py").write_text(f"import torch\n{examples}{line}", encoding="utf-8")
+    own = ["dataset=mine.py:examples", "model=mine.py:line", "loss=torch.nn.functional:mse_loss", "codec.name=fedsgd"]
+    _, shown = done("run", "demo", *own, "clients=4", "clients_per_round=4", "rounds=2", "evaluate_every=1")
+    assert re.search(r"round 2 of 2  loss \d", shown)
+    assert "accuracy" not in shown
+
+
+def test_a_model_may_lie_in_a_folder_beside_this_one(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    text = "from torch import nn\ndef line():\n    return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))\n"
+    (tmp_path / "there" / "mine.py").write_text(text, encoding="utf-8")
+    named = "model=../there/mine.py:line"
+    with chdir(tmp_path / "here"):
+        result = fedmpdd_command("run", "demo", named, "clients=4", "clients_per_round=4", "rounds=2", "--out", "run")
+        assert result.stdout.startswith("2 rounds"), result.stderr
+        result = fedmpdd_command("run", "--resume", "run", "rounds=3", named)
+        assert result.stdout.startswith("3 rounds"), result.stderr
 
 
 def test_compare_and_plan_print_one_document(tmp_path: Path) -> None:

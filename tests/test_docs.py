@@ -1,5 +1,6 @@
 """What the documents say is what the code does."""
 
+import importlib.metadata
 import importlib.util
 import json
 import re
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+import fedmpdd
 from fedmpdd import MPDD, unpack
 from fedmpdd.directions import _native, available_isas, reference, using
 
@@ -153,10 +155,106 @@ def test_the_page_on_tasks_of_ones_own_runs_from_top_to_bottom(tmp_path: Path, m
     assert (tmp_path / "page.html").stat().st_size > 10_000
 
 
+def test_the_page_on_texts_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it stands but for its first block: a tiny model is drawn where the page loads a pretrained one."""
+    pytest.importorskip("transformers", reason="the extra `llm` is not installed")
+    from tests.tasks.text_fixtures import Tokenizer, tiny, write_reviews
+
+    monkeypatch.chdir(tmp_path)
+    write_reviews(tmp_path / "reviews.csv")
+    model = tiny()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(".1." in name or ".2." in name)
+    text = (ROOT / "docs" / "own-texts.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    assert "load_pretrained" in blocks[0]
+    names: dict[str, Any] = {"fm": fedmpdd, "adapted": model, "tokenizer": Tokenizer()}
+    for block in blocks[1:]:
+        exec(block, names)
+    assert names["clients"].partition.clients == 2
+    assert len(names["history"]) == 3
+    assert names["whole"](*names["prompt"].examples(names["test"])[:2]).shape == (2, 2)
+
+
+TUTORIAL = ROOT / "docs" / "tutorial-fine-tuning.md"
+
+
+def tutorial_blocks(skipped: int) -> list[str]:
+    """The page's code without the first block, with SST-2, or the second, with a file of one's own."""
+    blocks = re.findall(r"```python\n(.*?)```", TUTORIAL.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert 'load("sst2")' in blocks[0]
+    assert "read_csv" in blocks[1]
+    return [block for number, block in enumerate(blocks) if number != skipped]
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # of PEFT
+def test_the_tutorial_runs_with_a_tiny_model_and_ones_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("peft", reason="the extra `llm` is not installed")
+    from tests.flower import llm
+
+    monkeypatch.chdir(tmp_path)
+    llm.save_model(tmp_path / "tiny", "bert")
+    llm.write_films(tmp_path / "films.csv", 400, 1)
+    names: dict[str, Any] = {"__name__": "tutorial"}
+    for block in tutorial_blocks(skipped=0):
+        exec(block.replace('"minilm-l6"', '"tiny"').replace("=200,", "=15,"), names)
+    assert names["d"] == 3842
+    assert names["after"] > names["before"] + 0.05
+    assert names["last"].payload_bytes == 15 * 20 * 17
+    inputs = [part[:4] for part in names["sentences"].examples(names["test"])[:2]]
+    reloaded = names["sentences"].model(names["reloaded"])
+    assert torch.allclose(reloaded(*inputs), names["whole"](*inputs), atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
+def test_the_tutorial_runs_as_it_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("peft", reason="the extra `llm` is not installed")
+    from fedmpdd.tasks.data.base import data_folder
+    from fedmpdd.tasks.pretrained import PACKAGES
+
+    package = PACKAGES["minilm-l6"].name
+    if not any(True for _ in importlib.metadata.distributions(name=package)):
+        pytest.skip(f"the package {package} is not installed: make pretrained")
+    if not (data_folder() / "sst2" / "train.csv").is_file():
+        pytest.skip("sst2 is not here: FEDMPDD_DATA names the folder that has it")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "tutorial"}
+    for block in tutorial_blocks(skipped=1):
+        exec(block, names)
+    assert names["after"] > names["before"] + 0.2
+    assert (tmp_path / "adapters" / "films" / "adapter_model.safetensors").is_file()
+    assert "17 bytes an update" in capsys.readouterr().out
+
+
 def test_links_between_documents_lead_somewhere() -> None:
     for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
             assert target.startswith("http") or (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def code_in(page: Path) -> list[str]:
+    """What a page sets in the type of code, within sentences."""
+    prose = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    return re.findall(r"`([^`\n]+)`", prose)
+
+
+PAGES = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]  # those of results say what was there when they were made
+OF_OTHERS = {"Adam", "AdamW", "Context", "FitRes", "Philox", "RandomState", "SuperNode"}
+OF_READERS = {"Net", "Mine", "MyCodec"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_classes_and_files_that_a_page_names_are_there(page: Path) -> None:
+    source = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py"))
+    classes = {*re.findall(r"^ *class (\w+)", source, flags=re.MULTILINE), *OF_OTHERS, *OF_READERS}
+    for code in code_in(page):
+        for name in re.findall(r"(?<![\w.])([A-Z]\w*[a-z]\w*)(?=[.(])", code):
+            assert name in classes, f"{page.name}: {code}"
+        for path in re.findall(r"^(?:src|tests|tools|docs|examples|benchmarks)/[\w./-]+$", code):
+            assert (ROOT / path).exists(), f"{page.name}: {path}"
 
 
 def test_importing_the_package_does_not_import_torch() -> None:

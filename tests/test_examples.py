@@ -10,9 +10,9 @@ import pytest
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-def output_of(*command: str) -> str:
+def output_of(*command: str, cwd: Path = EXAMPLES.parent) -> str:
     result = subprocess.run(
-        [sys.executable, *command], cwd=EXAMPLES.parent, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, *command], cwd=cwd, capture_output=True, text=True, timeout=120, check=False
     )
     assert result.returncode == 0, (result.returncode, result.stdout, result.stderr)
     return result.stdout
@@ -63,6 +63,21 @@ def test_an_audit_of_ones_own(tmp_path: Path) -> None:
 
 def bytes_in(line: str) -> int:
     return int(line.split("with ")[1].split()[0].replace(",", ""))
+
+
+def test_a_language_model_is_fine_tuned(tmp_path: Path) -> None:
+    pytest.importorskip("peft", reason="the extra `llm` is not installed")
+    from tests.flower import llm
+
+    script = EXAMPLES / "fine_tuning.py"
+    assert len(script.read_text(encoding="utf-8").splitlines()) <= 40
+    llm.save_model(tmp_path / "model", "bert")
+    films = [str(llm.write_films(tmp_path / f"{seed}.csv", count, seed)) for seed, count in enumerate((300, 60))]
+    output = output_of(str(script), str(tmp_path / "model"), "15", *films, cwd=tmp_path)
+    before, after, sent = re.findall(r"[\d.]+", output)
+    assert float(after) > float(before) + 0.05
+    assert int(sent) == 15 * 20 * 17 / 100
+    assert (tmp_path / "adapters" / "films" / "adapter_model.safetensors").is_file()
 
 
 @pytest.mark.slow

@@ -87,3 +87,31 @@ def test_the_picture_of_imports_is_that_of_the_code() -> None:
     assert draw_imports.PICTURE.read_text(encoding="utf-8") == draw_imports.picture(), (
         "run python tools/draw_imports.py"
     )
+
+
+def codec_classes() -> set[str]:
+    """The names of the codecs of this package."""
+    from fedmpdd.codecs import CODECS
+
+    return {codec.__name__ for codec in CODECS.values()}
+
+
+def asked_classes(tree: ast.AST) -> Iterator[str]:
+    """Yield what isinstance, issubclass and comparisons of types ask for."""
+    for node in ast.walk(tree):
+        called = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else None
+        if called in ("isinstance", "issubclass") or isinstance(node, ast.Compare):
+            yield from (one.id for one in ast.walk(node) if isinstance(one, ast.Name))
+
+
+def test_nobody_outside_codecs_asks_which_class_a_codec_is() -> None:
+    asked = {
+        f"{path.relative_to(SOURCE)}: {name}"
+        for path in SOURCE.rglob("*.py")
+        if "codecs" not in path.relative_to(SOURCE).parts
+        for name in asked_classes(ast.parse(path.read_text(encoding="utf-8")))
+        if name in codec_classes()
+    }
+    assert asked == set()
+    asks = ast.parse("isinstance(codec, Peaks | MPDD), type(codec) is QSGD")
+    assert codec_classes() & {*asked_classes(asks)} == {"Peaks", "MPDD", "QSGD"}

@@ -16,6 +16,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "api.md"
 MODULES = {
     "fedmpdd": "The front door. `import fedmpdd as fm` needs NumPy alone; what trains is loaded at its first use.",
     "fedmpdd.front.callbacks": "What happens beside the rounds of a training. Also `fm.callbacks`.",
+    "fedmpdd.tasks.text": "From texts to tasks. Also `fm.text`.",
     "fedmpdd.torch": "For training loops of your own. Also `fm.torch`.",
     "fedmpdd.testing": "The common tests of codecs. Also `fm.testing`.",
     "fedmpdd.codecs": "What a codec of your own is made of.",

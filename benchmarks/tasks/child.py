@@ -74,9 +74,9 @@ def stamp(owner: type, method: str) -> list[tuple[float, float]]:
 def _server_of(program: str) -> tuple[type, str]:
     """What is called once a round, when the server makes the next model."""
     if program == "with_fedmpdd":
-        from fedmpdd.simulation.engine import Federation
+        from fedmpdd.server.replica import Replica
 
-        return Federation, "run_round"
+        return Replica, "take"
     if program == "with_flower":
         from flwr.serverapp.strategy import FedAvg
 

@@ -1,5 +1,6 @@
 """What people see while something runs: a live line in a terminal, plain lines elsewhere, all on standard error."""
 
+import io
 import re
 import sys
 import time
@@ -16,6 +17,7 @@ from rich.text import Text
 __all__ = [
     "Rounds",
     "Sheet",
+    "as_text",
     "download_progress",
     "messages",
     "readable_bytes",
@@ -204,6 +206,18 @@ class Sheet:
                 lines.append("")
             lines[-1] += item
         return "\n".join(lines)
+
+
+def as_text(sheet: Sheet, notes: Iterable[str] = (), width: int = 100) -> str:
+    """Return a table and lines below it as plain text, which is what Python shows of a result."""
+    text = io.StringIO()
+    # Plain in a notebook too, where rich would write HTML beside it, and codes of colours into the text.
+    plain: dict[str, Any] = {"force_jupyter": False, "force_terminal": False, "color_system": None}
+    console = Console(file=text, width=width, highlight=False, markup=False, **plain)
+    console.print(sheet)
+    for note in notes:
+        console.print(note, soft_wrap=True)
+    return "\n".join(line.rstrip() for line in text.getvalue().rstrip().split("\n"))
 
 
 def table(title: str, columns: dict[str, str], rows: Iterable[Iterable[str]] = ()) -> Sheet:

@@ -14,7 +14,7 @@ from typing import Any
 
 from fedmpdd.errors import ConfigError, DocumentError, RunError
 
-__all__ = ["read_json", "write_atomically", "write_json", "write_text"]
+__all__ = ["parse_json", "read_json", "write_atomically", "write_json", "write_text"]
 
 LARGEST_DOCUMENT = 2**24  # bytes; the parsed values take up to twenty times as much
 

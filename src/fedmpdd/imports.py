@@ -209,10 +209,10 @@ def import_path_of(value: Any) -> str | None:
 
     """
     module = sys.modules.get(value.__module__)
-    found: Any = module
+    target: Any = module
     for name in value.__qualname__.split("."):
-        found = getattr(found, name, None)  # "<locals>" is no attribute
-    if module is None or found is not value:
+        target = getattr(target, name, None)  # "<locals>" is no attribute
+    if module is None or target is not value:
         return None
     spec, is_main = getattr(module, "__spec__", None), value.__module__ in ("__main__", "__mp_main__")
     if is_main and spec is not None:  # python -m package.module
@@ -289,7 +289,7 @@ def sources_of(paths: Mapping[str, str]) -> dict[str, dict[str, str]]:
     for key, text in paths.items():
         path = parse_import_path(text, key)
         module = None if path.is_file else sys.modules.get(path.target)
-        file = Path(path.target).resolve() if path.is_file else module and _file_of(module)
+        file = _file_named(path.target) if path.is_file else module and _file_of(module)
         if file and file.is_file():
             digest = hashlib.sha256(file.read_bytes()).hexdigest()
             sources[key] = {"path": text, "file": str(file), "sha256": digest}
@@ -356,9 +356,34 @@ def _texts(value: Any, key: str) -> Iterator[tuple[str, Any]]:
         yield from _texts(one, f"{key}.{name}".lstrip("."))
 
 
+_elsewhere: dict[str, Path] = {}  # files that a run was trained with, by how its config calls them
+
+
+def find_again(sources: Mapping[str, Mapping[str, str]]) -> None:
+    """Have files that a run was trained with found from other folders too, where they are not in the current one.
+
+    Args:
+        sources: what `sources_of` returned when the run began. Nothing is imported, and trust is for others to check.
+
+    Example:
+        >>> find_again({"model": {"path": "mynet.py:Net", "file": "/home/me/mynet.py", "sha256": ""}})
+
+    """
+    for key, source in sources.items():
+        path = parse_import_path(source["path"], key)
+        if path.is_file:
+            _elsewhere[path.target] = Path(source["file"])
+
+
+def _file_named(target: str) -> Path:
+    """The file that a path names: in the current folder, or else where a run found it."""
+    file = Path(target).resolve()
+    return file if file.is_file() else _elsewhere.get(target, file)
+
+
 def _load(path: ImportPath) -> ModuleType:
     if path.is_file:
-        file = Path(path.target).resolve()
+        file = _file_named(path.target)
         if not file.is_file():
             raise _UnavailableError(f"there is no file {path.target} in {Path.cwd()}, where paths begin")
         with _loading:
@@ -421,8 +446,8 @@ def _missing(value: Any, name: str, path: ImportPath) -> str:
     close = difflib.get_close_matches(name, names, 1)
     where = path.target if isinstance(value, ModuleType) else getattr(value, "__qualname__", path.target)
     home = getattr(value, "__name__", None)
-    own = [other for other in names if getattr(vars(value)[other], "__module__", None) == home][:8]
-    hint = f"; did you mean {close[0]}?" if close else f"; it has {', '.join(own)}" if own else ""
+    local = [other for other in names if getattr(vars(value)[other], "__module__", None) == home][:8]
+    hint = f"; did you mean {close[0]}?" if close else f"; it has {', '.join(local)}" if local else ""
     return f"{where} has no {name}{hint}"
 
 

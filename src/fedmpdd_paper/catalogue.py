@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from fedmpdd.errors import InputError
 from fedmpdd_paper import latency
 from fedmpdd_paper.figures import figure_names, load_figure
+from fedmpdd_paper.finetuning import finetuning_names, load_finetuning
 from fedmpdd_paper.studies import load_study, study_names
 from fedmpdd_paper.tables import Table, load_table, table_names
 
@@ -18,11 +19,12 @@ class Selection:
     latency: bool
     figures: list[str]
     studies: list[str]
+    finetunings: list[str]
 
 
 def all_names() -> list[str]:
     """Return every name there is."""
-    return [*table_names(), latency.NAME, *figure_names(), *study_names()]
+    return [*table_names(), latency.NAME, *figure_names(), *study_names(), *finetuning_names()]
 
 
 def choose(names: Sequence[str]) -> Selection:
@@ -35,6 +37,7 @@ def choose(names: Sequence[str]) -> Selection:
         latency.NAME in wanted,
         [name for name in wanted if name in figure_names()],
         [name for name in wanted if name in study_names()],
+        [name for name in wanted if name in finetuning_names()],
     )
 
 
@@ -54,4 +57,7 @@ def described() -> list[str]:
     for name in study_names():
         study = load_study(name)
         lines.append(f"{name}: {study.title}, {len(study.variants)} rows")
+    for name in finetuning_names():
+        finetuning = load_finetuning(name)
+        lines.append(f"{name}: {finetuning.title}, {len(finetuning.rows)} rows")
     return lines

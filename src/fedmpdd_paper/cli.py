@@ -8,6 +8,7 @@ import typer
 
 from fedmpdd.cli.shared import DataDir, Json, output, print_json, resume_hint, training
 from fedmpdd.display import messages, round_display, table
+from fedmpdd.documents import parse_json
 from fedmpdd.errors import InputError
 
 
@@ -18,7 +19,10 @@ def reproduce(
     seeds: Annotated[int, typer.Option(min=1, max=5, help="How many of the paper's five seeds.")] = 5,
     methods: Annotated[str | None, typer.Option(help="Only these rows, by codec: fedsgd,mpdd:m=400.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    jobs: Annotated[int, typer.Option(min=1, max=256, help="Trainings at a time, a process each.")] = 1,
+    jobs: Annotated[
+        int,
+        typer.Option(min=1, max=256, help="Trainings at a time, a process each; of fine-tunings side by side."),
+    ] = 1,
     audited: Annotated[bool, typer.Option("--audit", help="Attack the codecs too: SSIM and verdicts.")] = False,
     done_only: Annotated[bool, typer.Option("--done", help="Train nothing: show what is done.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for runs and results; what is there is used.")] = Path("results"),
@@ -35,6 +39,7 @@ def reproduce(
     from fedmpdd_paper import catalogue
     from fedmpdd_paper.estimate import done_methods, done_study, estimate, estimate_study
     from fedmpdd_paper.figures import figure_is_done, figure_text, reproduce_figure
+    from fedmpdd_paper.finetuning import finetuning_text, load_finetuning, reproduce_finetuning
     from fedmpdd_paper.latency import done_latency, latency_text, reproduce_latency
     from fedmpdd_paper.reproduce import choose_methods
     from fedmpdd_paper.reproduce import reproduce as run_table
@@ -52,9 +57,10 @@ def reproduce(
     if device not in ("auto", "cpu", "cuda"):
         raise InputError(f"--device {device!r} is unknown: expected auto, cpu or cuda")
     only = None if methods is None else [text.strip() for text in methods.split(",") if text.strip()]
-    if only is not None and not (only and wanted.tables):
+    if only is not None and not (only and (wanted.tables or wanted.finetunings)):
         raise InputError(f"--methods {methods!r} chooses no row: name codecs of a table's rows, and a table")
     tables = choose_methods(wanted.tables, only) if wanted.tables else []
+    finetunings = [load_finetuning(name) for name in wanted.finetunings]
     workspace = Workspace(out, device, data_dir)
     studies, figures = [load_study(name) for name in wanted.studies], list(wanted.figures)
     if done_only:
@@ -62,6 +68,7 @@ def reproduce(
         tables = [(table, rows) for table, rows in done if rows]
         studies = [study for study in (done_study(study, seeds, workspace) for study in studies) if study.variants]
         figures = [name for name in figures if figure_is_done(name, workspace)]
+        finetunings = [each for each in finetunings if (out / each.name / "results.json").is_file()]
     else:
         _make_folder(out)
     if not done_only and (tables or studies):
@@ -93,6 +100,14 @@ def reproduce(
             keep(reproduce_figure(name, workspace, on_attack=on_attack(name), **shared), figure_text)
         for study in studies:
             keep(reproduce_study(study, workspace, seeds=seeds, **shared), study_text)
+        for finetuning in finetunings:
+            if done_only:
+                keep(parse_json((out / finetuning.name / "results.json").read_text("utf-8")), finetuning_text)
+                continue
+            keep(
+                reproduce_finetuning(finetuning, workspace, seeds=seeds, rows=only, together=jobs, on_round=on_round),
+                finetuning_text,
+            )
     if done_only and not results:
         messages.print(f"nothing of it is done in {out} yet; without --done it is run")
     if as_json:

@@ -26,7 +26,7 @@ _METHODS = (
 
 
 _FEDMPDD = r"mpdd:m=(\d+)"
-_FOLDERS = {"table": "tables", "figure": "figures", "study": "studies"}
+_FOLDERS = {"table": "tables", "figure": "figures", "study": "studies", "finetuning": "finetunings"}
 
 
 @dataclass(frozen=True)

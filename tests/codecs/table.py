@@ -9,7 +9,10 @@ from fedmpdd.codecs import (
     QSGD,
     Codec,
     DeComFL,
+    FedKSeed,
     FedSGD,
+    FeedSign,
+    Ferret,
     Gaussian,
     Laplace,
     LpProj,
@@ -48,8 +51,17 @@ CODECS_UNDER_TEST: list[Codec] = [
     Peaks(m=12, group=16),
     Peaks(m=9, group=64, family="rademacher"),
     DeComFL(m=12),
+    FedKSeed(m=12),
+    FedKSeed(m=12, log2_step=7, bits=4),
+    FedKSeed(m=21, pool=2**20, bits=1),
+    FeedSign(),
+    FeedSign(m=21),
+    Ferret(m=24, shapes=(200,)),
+    Ferret(m=30, shapes=(100, 7, 3, 60, 30)),
     SAFedLora(rank=2, shapes=((10, 15), (50, 0))),
 ]
+# Signs without a scale have one magnitude, whatever the gradient, and no zero.
+BARE_SIGNS = [codec for codec in CODECS_UNDER_TEST if codec == SignSGD(scaled=False) or isinstance(codec, FeedSign)]
 
 
 def label(codec: object) -> str:

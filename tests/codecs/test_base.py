@@ -21,7 +21,10 @@ from fedmpdd.codecs import (
     QSGD,
     Codec,
     DeComFL,
+    FedKSeed,
     FedSGD,
+    FeedSign,
+    Ferret,
     Gaussian,
     Laplace,
     LpProj,
@@ -36,7 +39,7 @@ from fedmpdd.codecs.backends import HOST
 from fedmpdd.codecs.base import LARGEST_COORDINATE
 from fedmpdd.codecs.device import DeviceBackend
 from fedmpdd.directions import backend, direction, using
-from fedmpdd.errors import CodecError, ContentError
+from fedmpdd.errors import CodecError, ContentError, GradientError, KeyRangeError
 from fedmpdd.wire.frames import DEFAULT_LIMITS
 from tests.codecs.table import CODECS_UNDER_TEST, D, label
 from tests.conftest import gaussian
@@ -211,6 +214,9 @@ MEASURED: list[Codec] = [
     EDEN(4),
     EDEN(1, rows=1_000),
     DeComFL(256),
+    FedKSeed(256),
+    FeedSign(256),
+    Ferret(256, shapes=(N // 4,) * 4),
     SAFedLora(rank=8, shapes=((500, 600),)),
     Peaks(14),
     Peaks(4, 64, "rademacher"),
@@ -273,3 +279,28 @@ def test_slots_far_out_are_work_where_a_keys_order_is_walked() -> None:
     assert far > 3 * near
     frame = pack(RandK(1).encode(gaussian(1, 1_000), [Key(1, 900)])[0])
     assert unpack(frame, Limits(max_work=RandK(1).work(1_000, 900))).key.slot == 900
+
+
+@every_codec
+def test_one_gradient_with_one_key_makes_one_update(codec: Codec) -> None:
+    gradient = gaussian(1, D)[0]
+    one = codec.for_shapes([(D,)])
+    for key in (7, Key(7)):
+        update = one.encode(gradient, key)
+        assert update == one.encode(gradient[np.newaxis], [key])[0]
+        assert np.array_equal(one.decode_mean([update]), one.decode_mean(one.encode(gradient[np.newaxis], [key])))
+
+
+def test_gradients_of_several_clients_need_a_key_each() -> None:
+    """A Key is a tuple of two numbers, and is no two seeds."""
+    for keys in (7, Key(5, 3)):
+        with pytest.raises(KeyRangeError, match="keys are a sequence of keys, one per gradient"):
+            MPDD(4).encode(gaussian(2, D), keys)
+    with pytest.raises(GradientError, match="one gradient goes in as"):
+        MPDD(4).encode(gaussian(2, D)[0], [7])
+
+
+@pytest.mark.parametrize("updates", [MPDD(4).encode(np.ones((1, 8), np.float32), [1])[0], [b"abc"], b"abc"])
+def test_what_are_no_updates_is_refused(updates: Any) -> None:
+    with pytest.raises(CodecError, match=r"updates = .*: expected a list of updates; frames become some by unpack"):
+        MPDD(4).decode_mean(updates)

@@ -14,14 +14,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fedmpdd import Key, Session, pack
+from fedmpdd import Key, Session, derive_seed, pack
 from fedmpdd.codecs import (
     EDEN,
     MPDD,
     QSGD,
     Codec,
     DeComFL,
+    FedKSeed,
     FedSGD,
+    FeedSign,
     Gaussian,
     Laplace,
     LpProj,
@@ -46,7 +48,11 @@ CODECS = [
     *(FedSGD(), Laplace(0.5), Gaussian(0.5), QSGD(8), QSGD(4), SignSGD(), SignSGD(scaled=False)),
     *(TopK(20), RandK(20), RandK(140), EDEN(1), EDEN(2), EDEN(3, 40), EDEN(4, 150), DeComFL(10)),
     *(Peaks(5, 8), Peaks(6, 4, "rademacher"), Peaks(3, 64, "rademacher")),
+    *(FedKSeed(10, 10, 64, bits) for bits in (32, 16, 8, 4, 1)),
+    *(FeedSign(1), FeedSign(10)),
 ]
+SCALAR_BITS = (32, 16, 8, 4, 1)
+POOL_SEED = 0x4665644B53656564  # "FedKSeed"
 
 
 def eden_table() -> dict[int, list[float]]:
@@ -123,11 +129,31 @@ def directions_of(frame: Frame, factor: float) -> tuple[str, list[tuple[int, flo
         levels = [eden_table()[frame.first][n] for n in numbers_of(frame.payload[4:], frame.first, rows)]
         start = frame.slot * rows if frame.second else 0
         return "hadamard", [((start + i) % order, f * level) for i, level in enumerate(levels)]
-    bits = 32 if frame.code == 11 else frame.second
+    bits = {11: 32, 14: SCALAR_BITS[frame.second // 32]}.get(frame.code, frame.second)
     f = factor / m if bits == 32 else factor / m * frame.float_at(0)
-    scalars = frame.floats(0, m) if bits == 32 else [float(level) for level in frame.levels(bits, m)]
+    if bits == 1:
+        scalars = [1.0 - 2.0 * bit for bit in numbers_of(frame.payload[4:], 1, m)]
+    else:
+        scalars = frame.floats(0, m) if bits == 32 else [float(level) for level in frame.levels(bits, m)]
+    if frame.code == 14:
+        words = reference.rounding_words(derive_seed(frame.seed, 0, 1), frame.slot, m)
+        return "pool", [(int(word) % 2**frame.first, f * scalar) for word, scalar in zip(words, scalars, strict=True)]
     family = "rademacher" if frame.code == 11 else ["rademacher", "hadamard"][frame.first]
     return family, [(frame.slot * m + j, f * scalar) for j, scalar in enumerate(scalars)]
+
+
+def add_votes(frames: list[Frame], factors: list[float], out: Float32) -> None:
+    m = frames[0].size
+    for seed, slot in dict.fromkeys((frame.seed, frame.slot) for frame in frames):
+        voters = [i for i, frame in enumerate(frames) if (frame.seed, frame.slot) == (seed, slot)]
+        votes, weight = [0.0] * m, 0.0
+        for i in voters:
+            weight += factors[i]
+            for j, bit in enumerate(numbers_of(frames[i].payload, 1, m)):
+                votes[j] += factors[i] * (1.0 - 2.0 * bit)
+        signs = [float(np.sign(vote)) if abs(vote) > 2.0**-40 else 0.0 for vote in votes]
+        coefficients = np.array([weight / m * sign for sign in signs]).astype(np.float32)
+        reference.rademacher_decode(coefficients, seed, slot * m, out)
 
 
 def add_directions(frames: list[Frame], factors: list[float], out: Float32) -> None:
@@ -139,9 +165,10 @@ def add_directions(frames: list[Frame], factors: list[float], out: Float32) -> N
             rows, firsts = groups.setdefault(frame.seed, ([], []))
             rows += [coefficients[i : i + 1] for i in range(len(pairs))]
             firsts += [index for index, _ in pairs]
-        elif frame.code == 13:  # one direction at a time
+        elif frame.code in (13, 14):  # one direction at a time
+            seed = POOL_SEED if family == "pool" else frame.seed
             for (index, _), coefficient in zip(pairs, coefficients, strict=True):
-                out += coefficient * reference.signs(frame.seed, index, frame.d)
+                out += coefficient * reference.signs(seed, index, frame.d)
         else:
             reference.rademacher_decode(coefficients, frame.seed, pairs[0][0], out)
     for seed, (rows, firsts) in groups.items():
@@ -152,7 +179,10 @@ def decoded(frames: list[Frame], weights: list[float]) -> Float32:
     total = math.fsum(weights)
     factors = [weight / total for weight in weights]
     out = np.zeros(frames[0].d, dtype=np.float32)
-    if frames[0].code in (1, 10, 11, 13):
+    if frames[0].code == 15:
+        add_votes(frames, factors, out)
+        return out
+    if frames[0].code in (1, 10, 11, 13, 14):
         add_directions(frames, factors, out)
         return out
     sums = [0.0] * frames[0].d
@@ -161,6 +191,13 @@ def decoded(frames: list[Frame], weights: list[float]) -> Float32:
         for coordinate, value in values.items():
             sums[coordinate] += f * value
     return np.array(sums).astype(np.float32)
+
+
+def test_votes_of_one_key_in_the_document_are_those_of_the_code() -> None:
+    for m, weights in ((1, [1.0] * 10), (9, [1.0] * 10), (9, [2.0, 1.0, 4.0, 1.0, 0.0, 3.0, 1.0, 1.0, 1.0, 2.0])):
+        updates = FeedSign(m).encode(gaussian(10, D), [Key(3)] * 5 + [Key(4, 1)] * 5)
+        frames = [Frame(pack(update)) for update in updates]
+        assert decoded(frames, weights).tobytes() == FeedSign(m).decode_mean(updates, weights).tobytes()
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=label)
@@ -234,6 +271,8 @@ def test_the_work_in_the_document_is_the_work_of_the_code() -> None:
     for codec, additions in (
         (MPDD(10), 10 * d),
         (DeComFL(10), 10 * d),
+        (FedKSeed(10), 40 * d),
+        (FeedSign(10), 10 * d),
         (MPDD(10, family="hadamard"), 64 * d + 128 * 10),
         (Peaks(3, 16), 64 * d + 128 * 48 + 1_024 * 3),
         (Peaks(3, 16, "rademacher"), 48 * d + 1_024 * 3),

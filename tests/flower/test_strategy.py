@@ -107,6 +107,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
         "peaks:m=2:group=4:grows_to=9:grows_after=1",
         "lp-proj:size=55",
         "sa-fedlora:rank=2:warmup=1",
+        "ferret:m=40",
         "laplace:noise=0.0001",
     ],
 )
@@ -462,6 +463,8 @@ def test_a_checkpoint_of_another_server_is_refused(tmp_path: Path) -> None:
         ({"codec": "magic"}, "unknown"),
         ({"codec": "mpdd:m=0"}, "m = 0"),
         ({"codec": "decomfl:m=3:keys=shared"}, "sends losses"),
+        ({"codec": "fedkseed:m=3"}, "sends losses"),
+        ({"codec": "feedsign:keys=shared"}, "sends losses"),
         ({"codec": "mpdd:m=4:keys=derived"}, "derived"),
         ({"returns": "gradient"}, "needs lr"),
         ({"returns": "loss"}, 'expected "model" or "gradient"'),

@@ -16,10 +16,10 @@ from torch.nn import functional
 from torch.utils.data import Dataset
 
 import fedmpdd as fm
-from fedmpdd.errors import FedmpddError, RunError
+from fedmpdd.errors import DataError, FedmpddError, RunError
 from fedmpdd.front.audit import AuditResult
 from fedmpdd.privacy.audit import CELLS
-from fedmpdd.privacy.images import as_images
+from fedmpdd.privacy.images import MOST_IMAGES, as_images
 from fedmpdd.privacy.observation import Victim
 from fedmpdd.report import collect
 from fedmpdd.tasks.models import flatten
@@ -79,14 +79,18 @@ def test_own_model_images_and_codec_in_one_call(tmp_path: Path) -> None:
     assert set(frame.model) == {"Sequential"}
     page = result.report(tmp_path / "page.html").read_text(encoding="utf-8")
     assert "Sequential on images" in page
+    assert "Model with the parameters that it came with" in page  # which may be those of a training
+    assert str(result.folder) not in page
     assert page.count('class="image"') == 2 * 7  # the private images, and six attacks
     assert all(parameter.requires_grad for parameter in model.parameters())
     for parameter, old in zip(model.parameters(), before, strict=True):
         assert torch.equal(parameter, old)
 
 
-def test_what_is_printed_says_the_verdicts() -> None:
+def test_what_is_printed_says_the_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as notebooks and services have it
     text = repr(audited())
+    assert "\x1b" not in text
     assert re.search(r"mpdd:m=60 +adaptive +\S+ +\S+ +100% +100%", text)
     assert text.splitlines()[-2:] == [f"{name}: {word}" for name, word in audited().verdict.items()]
     assert max(map(len, text.splitlines())) <= 100
@@ -114,6 +118,17 @@ def test_images_come_in_any_form() -> None:
     ]
     for images, labels in forms:
         assert rows_of(audited(images=images, **labels)) == expected
+
+
+def test_of_many_images_some_are_read_with_their_labels() -> None:
+    many, labels = np.tile(PICTURES, (60, 1, 1, 1)), np.tile(LABELS, 60)
+    images = as_images(many, labels)
+    assert images.labels is not None
+    assert len(images.images) == len(images.labels) == MOST_IMAGES < len(many)
+    for picture, label in zip(images.images[::97], images.labels[::97], strict=True):
+        assert label in LABELS[(picture == PICTURES).all(axis=(1, 2, 3))]
+    with pytest.raises(DataError, match=r"labels of shape \[2000\] came for 2400 images"):
+        as_images(many, labels[:2000])
 
 
 def test_a_folder_of_pictures_has_a_class_per_folder(tmp_path: Path) -> None:
@@ -247,6 +262,10 @@ def of_no_pictures(path: Path) -> Path:
     return path
 
 
+def _anything(value: Any) -> Any:
+    return value
+
+
 WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "shape": (lambda _: audited(images=waves(40, 14), labels=LABELS), "does not take images of shape [1, 14, 14]"),
     "channels last": (lambda _: audited(images=np.zeros((9, 12, 12, 3), np.float32)), "transpose(0, 3, 1, 2)"),
@@ -292,6 +311,15 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "damaged": (lambda _: audited(damaged_model()), "NaN or infinity; look at the model"),
     "model": (lambda _: audited(3), "expected a torch.nn.Module, or a function that makes one"),
     "mean": (lambda _: audited(mean=(0.1, 0.2)), "for images of 1 channels: expected a number each"),
+    "mean in words": (lambda _: audited(mean="imagenet"), "mean = 'imagenet' for images of 1 channels"),
+    "std of NaN": (lambda _: audited(std=float("nan")), "std = nan for images of 1 channels"),
+    "batch of 0": (lambda _: audited(batch=0), "batch = 0: expected a number of images"),
+    "batch in words": (lambda _: audited(batch="2"), "batch = '2': expected a number of images"),
+    "codec number": (lambda _: fm.audit(network(), PICTURES, _anything(3)), "codecs = 3: expected a list of codecs"),
+    "attacks number": (lambda _: audited(attacks=3), "attacks = 3: expected a list of attacks"),
+    "attacks none": (lambda _: audited(attacks=None), "attacks = None: expected a list of attacks, like ['dlg']"),
+    "grants in words": (lambda _: audited(grants_labels="no"), "grants_labels = 'no': expected True or False"),
+    "out": (lambda _: audited(out=3), "out = 3: expected a folder"),
     "mean and range": (lambda _: audited(images=9 * PICTURES, mean=0.5), "expected pixels from 0 to 1"),
     "public": (lambda _: audited(public=waves(5, 14)), "came for images of [1, 12, 12]"),
     "setting": (lambda _: audited(metric=3), "metric is no setting of an audit"),

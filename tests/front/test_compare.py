@@ -141,6 +141,18 @@ def test_runs_are_kept_and_gone_on_with_by_a_task_made_anew(tmp_path: Path) -> N
         compared(out=tmp_path / "kept", lr=0.2)
 
 
+@pytest.mark.parametrize("rounds", [SETTINGS["rounds"], 2 * SETTINGS["rounds"]])
+def test_runs_of_other_examples_are_not_taken_for_those_of_a_task(tmp_path: Path, rounds: int) -> None:
+    """A finished run is only read, and must not pass for one of examples that it has never seen."""
+    inputs, targets = regression_data(64)
+    compare(regression(), ["fedsgd"], seeds=1, **SETTINGS, out=tmp_path)
+    other = fm.Task(
+        network(), fm.partition((inputs + 1, targets), 8), (inputs, targets), loss=torch.nn.functional.mse_loss
+    )
+    with pytest.raises(RunError, match="fedsgd-seed-17 was trained with another model, other examples"):
+        compare(other, ["fedsgd"], seeds=1, **{**SETTINGS, "rounds": rounds}, out=tmp_path)
+
+
 def test_simulate_does_not_go_on_with_a_run_of_other_settings(tmp_path: Path) -> None:
     fm.simulate(regression(), fm.FedSGD(), **SETTINGS, out=tmp_path / "run")
     with pytest.raises(RunError, match="with other settings: seed: 17 → 3"):

@@ -1,6 +1,7 @@
 """Adapters of models of transformers, trained by the front door: on one base, with files that know it by its hash."""
 
 import json
+import re
 import struct
 import subprocess
 import sys
@@ -255,3 +256,29 @@ def test_a_hash_of_another_form_is_refused(tmp_path: Path, value: Any) -> None:
     path.write_bytes(body + struct.pack("<I", zlib.crc32(body)) + data[len(header.pack(2)) :])
     with pytest.raises(JournalError, match=r"frozen_sha256 = .*, expected 64 hexadecimal digits"):
         JournalReader(path)
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
+def test_the_page_on_fine_tuning_runs_with_a_tiny_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+
+    page = (Path(__file__).parents[2] / "docs" / "fine-tuning.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    known = sorted(set(re.findall(r"\w+", blocks[0])))
+    words = Tokenizer(WordLevel({word: number for number, word in enumerate(["</s>", "<unk>", *known])}, "<unk>"))
+    words.pre_tokenizer = Whitespace()
+    tokenizer = tiny.transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="</s>")
+
+    def load_pretrained(name: str, layers: int) -> Any:
+        return tiny.llama(symbols=len(known) + 2, width=160), tokenizer
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(fm, "load_pretrained", load_pretrained)
+    names: dict[str, Any] = {"__name__": "fine_tuning"}
+    for block in blocks:
+        exec(block, names)
+    assert len(names["history"]) == 3
+    texts = names["ids"]["input_ids"]
+    assert torch.equal(names["restored"].eval()(texts).logits, names["history"].model(texts).logits)

@@ -279,9 +279,9 @@ BAD: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize(("settings", "message"), BAD.values(), ids=list(BAD))
-def test_wrong_settings_are_refused_in_a_line(settings: Any, message: str) -> None:
+def test_wrong_settings_are_refused_in_a_line(settings: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
-        simulate(regression(), settings.pop("codec", CODEC), **{**SETTINGS, **settings})
+        simulate(regression(), settings.pop("codec", CODEC), **{**SETTINGS, **settings}, out=tmp_path / "run")
     assert isinstance(caught.value, FedmpddError)
     assert "\n" not in str(caught.value)
 

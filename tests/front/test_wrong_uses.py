@@ -108,6 +108,18 @@ class Counting(nn.Module):
         return self.layer(inputs)
 
 
+class Fixed(torch.optim.Optimizer):
+    """An optimiser whose steps have one size."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.data -= 0.1 * parameter.grad
+
+
 class Examples:
     """A dataset of examples that a function makes."""
 
@@ -123,6 +135,10 @@ class Examples:
 
 def failing(*_: Any) -> Any:
     raise KeyError("speaker")
+
+
+def is_long(history: fm.History) -> Any:
+    return len(history) > 9
 
 
 def frozen() -> nn.Module:
@@ -220,6 +236,9 @@ DATA = {
     "words": case(lambda: fm.partition((np.array(["a", "b"]), np.zeros(2)), 4), e.DataError, "<U1", "numbers"),
     "whole numbers for a linear layer": case(
         lambda: on(((10 * X).long(), Y)), e.ConfigError, "cannot take the examples", "Long and Float"
+    ),
+    "a sparse tensor": case(
+        lambda: on((X.to_sparse(), Y), test=(X, Y)), e.DataError, "torch.sparse_coo", "call to_dense()"
     ),
     "a table of pandas": case(lambda: fm.partition(pandas.DataFrame({"x": [1.0]}), 1), e.DataError, "to_numpy()"),
     "NaN among the inputs": case(
@@ -359,6 +378,12 @@ LOSSES = {
         "gives a float",
         "expected one number, a tensor",
     ),
+    "a complex number": case(
+        lambda: with_loss(lambda outputs, targets: (outputs - targets).mean() * 1j),
+        e.ConfigError,
+        "torch.complex64",
+        "abs() or real",
+    ),
     "no gradient": case(
         lambda: with_loss(lambda outputs, targets: (outputs > targets).sum()), e.ConfigError, "no gradient", "argmax"
     ),
@@ -421,6 +446,16 @@ SETTINGS = {
         "does not step all parameters",
         "pass them all",
     ),
+    "a server without a step size": case(
+        lambda: simulated(server=Fixed), e.ConfigError, "makes a Fixed without lr", "takes lr"
+    ),
+    "a folder that holds something else": case(
+        lambda: simulated(out=tempfile.mkdtemp()), e.RunError, "is not a run", "name another folder"
+    ),
+    "a config of nothing": case(lambda: fm.load_config(None), e.ConfigError, "config None", "a shipped name"),
+    "changes in one text": case(
+        lambda: fm.load_config("demo", "rounds=3"), e.ConfigError, "overrides = 'rounds=3'", "a list"
+    ),
     "local steps of no size": case(lambda: simulated(local_steps=3), e.ConfigError, "local_lr = None", "give both"),
     "FedProx without local steps": case(
         lambda: simulated(proximal=0.1), e.ConfigError, "proximal = 0.1", "give local_steps"
@@ -446,8 +481,21 @@ SETTINGS = {
     "one callback without a list": case(
         lambda: simulated(callbacks=fm.callbacks.EarlyStopping()), e.ConfigError, "expected a list", "EarlyStopping()"
     ),
-    "no patience": case(
-        lambda: fm.callbacks.EarlyStopping(patience=0), e.ConfigError, "patience = 0", "one evaluation"
+    "no patience": case(lambda: fm.callbacks.EarlyStopping(patience=0), e.ConfigError, "patience = 0", "one at least"),
+    "a least of words": case(
+        lambda: fm.callbacks.EarlyStopping(least="much"), e.ConfigError, "least = 'much'", "0 or more"
+    ),
+    "a stop that is true or false": case(
+        lambda: simulated(callbacks=[fm.callbacks.StopWhen(is_long)]),
+        e.ConfigError,
+        "gives False",
+        "or None to go on",
+    ),
+    "a pause of nothing": case(
+        lambda: fm.callbacks.PauseWhen(None), e.ConfigError, "PauseWhen came with None", "a function from nothing"
+    ),
+    "events in a number": case(
+        lambda: fm.callbacks.TensorBoard(3), e.ConfigError, "TensorBoard came with 3", "expected a folder"
     ),
     "a folder that is a number": case(lambda: simulated(out=3), e.ConfigError, "out = 3", "expected a folder"),
 }
@@ -471,6 +519,12 @@ CODEC_WORDS = {
     ),
     "a path to something else": case(
         lambda: simulated(codec="torch.nn:Linear"), e.ConfigError, "torch.nn:Linear", "derives from fedmpdd.Codec"
+    ),
+    "keys in two places": case(
+        lambda: simulated(codec="mpdd:m=4:keys=shared", keys="partitioned"),
+        e.ConfigError,
+        "keys = 'partitioned'",
+        "the codec says keys = 'shared'",
     ),
     "noise without a clip": case(
         lambda: simulated(codec="mpdd:m=4", noise_multiplier=1.0), e.ConfigError, "noise_multiplier = 1.0", "set clip"
@@ -587,6 +641,15 @@ LOOPS = {
     ),
     "too many weights": case(
         lambda: server().step([client().frame()], weights=[1, 2]), e.CodecError, "weights of shape [2]", "needs one"
+    ),
+    "weights as one number": case(
+        lambda: server().step([client().frame()], weights=1), e.CodecError, "weights = 1", "one of each frame"
+    ),
+    "keys as one number": case(
+        lambda: server(assigned_keys=True).step([client(assigned_keys=True).frame(5)], keys=5),
+        e.CodecError,
+        "keys = 5",
+        "one of each frame",
     ),
     "an optimiser of another model": case(
         lambda: stepped_with(torch.optim.SGD(network().parameters(), lr=0.1)), e.ConfigError, "0.weight", "this model"

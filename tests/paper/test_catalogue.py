@@ -7,7 +7,7 @@ from fedmpdd_paper.catalogue import all_names, choose, described
 def test_all_is_every_table_and_figure() -> None:
     wanted = choose(["all"])
     assert (
-        len(wanted.tables) + wanted.latency + len(wanted.figures) + len(wanted.studies)
+        len(wanted.tables) + wanted.latency + len(wanted.figures) + len(wanted.studies) + len(wanted.finetunings)
         == len(all_names())
         == len(described())
     )

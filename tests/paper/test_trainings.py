@@ -94,14 +94,14 @@ def test_a_summary_means_that_a_run_is_over(tmp_path: Path, stop: bool) -> None:
 
 
 def test_what_cannot_be_encoded_has_diverged_and_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rounds = Federation.run_round
+    rounds = Federation.round
 
     def fails_later(self: Federation) -> object:
         if self.next_round == 10:
             raise CodecError("the gradient is too large")
         return rounds(self)
 
-    monkeypatch.setattr(Federation, "run_round", fails_later)
+    monkeypatch.setattr(Federation, "round", fails_later)
     training = one(small_table())
     reading = train(training, Workspace(tmp_path, "cpu"))
     assert (reading.rounds, reading.diverged) == (10, True)

@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fedmpdd import documents
-from fedmpdd.errors import GradientError, InputError, RunError
+from fedmpdd.errors import ConfigError, GradientError, InputError, RunError
 from fedmpdd.runs import folders
 from fedmpdd.runs.folders import Run, free_folder
 from fedmpdd.runs.history import read_config, read_metrics, read_run
@@ -123,7 +123,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_flipped_bits_of_a_checkpoint_are_errors_and_never_another_model(tmp_path: Path) -> None:
-    """A sample; tests/test_checkpoints.py flips every bit of a small one."""
+    """A sample; tests/server/test_checkpoints.py flips every bit of a small one."""
     folder = tmp_path / "run"
     Run.create(folder, CONFIG).train()
     path = folder / "checkpoint.safetensors"
@@ -463,3 +463,19 @@ def test_tensorboard_events_are_written_beside_the_metrics(tmp_path: Path) -> No
     (events,) = (tmp_path / "run" / "tensorboard").iterdir()
     written = events.read_bytes()
     assert all(name in written for name in (b"uplink_bytes", b"accuracy", b"loss"))
+
+
+def test_a_file_of_somebodys_own_is_found_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, other = tmp_path / "begun", tmp_path / "other"
+    begun.mkdir()
+    other.mkdir()
+    text = "from torch import nn\n\ndef make():\n    return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))\n"
+    (begun / "net_found_again.py").write_text(text)
+    monkeypatch.chdir(begun)
+    settings = {"model": "net_found_again.py:make", "rounds": 2, "clients": 4, "participation": 1.0}
+    Run.create(tmp_path / "run", parse_config({**settings, "codec": {"name": "mpdd", "m": 8}})).train()
+    monkeypatch.chdir(other)
+    assert Run.resume(tmp_path / "run", trust_imports=True, rounds=3).train()["rounds"] == 3
+    (begun / "net_found_again.py").unlink()
+    with pytest.raises(ConfigError, match=r"there is no file net_found_again\.py"):
+        Run.resume(tmp_path / "run", trust_imports=True, rounds=4)

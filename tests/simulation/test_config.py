@@ -105,6 +105,13 @@ def test_protection_is_read_and_goes_with_its_codec() -> None:
     assert parse_config(values).codec.protection() is None
 
 
+def test_a_codec_may_be_named_in_words() -> None:
+    config = load_config("demo", ["codec.keys=shared", "codec=randk:k=7"])  # in any order, as of codec.name
+    assert (config.codec.words, config.codec.keys) == ("randk:k=7:keys=shared", "shared")
+    with pytest.raises(ConfigError, match=r"codec = 'mpdd:m=4': expected a table of keys"):  # folders are no words
+        parse_config({"codec": "mpdd:m=4"})
+
+
 def test_unknown_config_names_those_there_are() -> None:
     with pytest.raises(ConfigError, match="demo, lenet-fmnist"):
         load_config("nowhere")

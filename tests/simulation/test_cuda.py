@@ -34,6 +34,8 @@ CODECS: list[dict[str, Any]] = [
     {"name": "peaks", "m": 20},
     {"name": "topk", "k": 500, "error_feedback": True},
     {"name": "decomfl", "m": 3, "keys": "shared"},
+    {"name": "fedkseed", "m": 3, "keys": "derived"},
+    {"name": "ferret", "m": 60},
 ]
 
 

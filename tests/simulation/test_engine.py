@@ -16,7 +16,8 @@ from fedmpdd.simulation import Federation, clients, make_federation, parse_confi
 from fedmpdd.simulation.clients import Work
 from fedmpdd.simulation.engine import federation_of
 from fedmpdd.simulation.replay import model_sha256
-from fedmpdd.tasks.data import load
+from fedmpdd.tasks.data import Partition, load
+from fedmpdd.tasks.data.partition import Indices
 from fedmpdd.wire.bundle import unpack_bundle
 
 BASE: dict[str, Any] = {
@@ -127,6 +128,21 @@ def test_accuracy_is_measured_when_it_should_be() -> None:
     assert seen == [9, 19, 24]  # every ten rounds, and after the last
 
 
+class Neighbours(Partition):
+    """Sixty examples each, as they come."""
+
+    def examples_of(self, client: int) -> Indices:
+        return np.arange(60 * client, 60 * client + 60)
+
+
+def test_a_partition_of_ones_own_trains_on_whatever_device_there_is() -> None:
+    dataset = load("mnist-5k")
+    config = parse_config({**BASE, "device": "auto"})
+    fed = Federation(config, dataset, Neighbours(dataset.train.labels, config.clients, seed=0))
+    assert fed.run_round().loss is not None
+    assert fed.config.device in ("cpu", "cuda")
+
+
 @pytest.mark.parametrize("how", ["vmap", "loop"])
 def test_local_steps_send_the_model_difference(how: str) -> None:
     """One client, full information: the server ends where the client's own steps led."""
@@ -225,6 +241,9 @@ EVERY_CODEC: list[dict[str, Any]] = [
     {"name": "eden", "bits": 1},
     {"name": "peaks", "m": 60, "group": 64},
     {"name": "decomfl", "m": 300, "keys": "shared"},
+    {"name": "fedkseed", "m": 300, "keys": "derived"},
+    {"name": "feedsign", "m": 300, "keys": "shared"},
+    {"name": "ferret", "m": 300},
     {"name": "sa-fedlora", "rank": 4, "warmup": 5},
 ]
 
@@ -251,7 +270,7 @@ def test_zeroth_order_scalars_are_those_of_the_gradient() -> None:
     codec = fed.codec
     assert isinstance(codec, DeComFL)
     work = Work(0, np.arange(4), batches)
-    slopes = fed._client_step.slopes(fed.flat, work, codec, keys[0]).rows
+    slopes = fed._client_step.slopes(fed.flat, work, codec, keys[:4]).rows
     gradients = fed._client_step(fed.flat, work).rows.numpy()
     exact = np.stack([update.arrays[0] for update in codec.encode(gradients, [keys[0]] * 4)])
     assert np.allclose(slopes, exact, rtol=0.02, atol=0.02)
@@ -291,9 +310,10 @@ def test_participation_is_the_share_that_was_meant(participation: float) -> None
     [
         ({"codec": {"name": "mpdd", "m": 8, "error_feedback": True}}, "codec: .* grow without bound"),
         (
-            {"codec": {"name": "decomfl", "keys": "shared"}, "local_steps": 2, "local_lr": 0.1},
-            "losses have no gradient",
+            {"codec": {"name": "decomfl", "keys": "shared"}, "local_steps": 3, "local_lr": 0.1},
+            "a number of steps that divides m",
         ),
+        ({"codec": {"name": "feedsign"}}, 'set keys = "shared"'),
         ({"clients": 333, "partition": {"kind": "classes"}, "batch": 13}, "batch = 13 is more than client"),
         ({"batch": True}, "batch = True"),
         ({"clients": "100"}, "clients = '100'"),
@@ -413,6 +433,13 @@ EVERY_PATH = {
     "forward": {"client": "forward", "codec": {"name": "peaks", "m": 1, "group": 8}},
     "qsgd": {"codec": {"name": "qsgd", "bits": 4}},
     "robust": {"codec": {"name": "mpdd", "m": 16, "keys": "shared"}, "robust": {}},
+    "fedkseed": {"codec": {"name": "fedkseed", "m": 4, "bits": 8}, "local_steps": 2, "local_lr": 0.01},
+    "fedkseed, mean": {"codec": {"name": "fedkseed", "m": 4, "keys": "shared"}, "downlink_bits": 8},
+    "fedkseed, protected": {"codec": {"name": "fedkseed", "m": 4, "clip": 1.0, "noise_multiplier": 1.0}},
+    "feedsign": {"codec": {"name": "feedsign", "m": 4, "keys": "shared"}},
+    "ferret": {"codec": {"name": "ferret", "m": 20, "keys": "partitioned"}, "local_steps": 2, "local_lr": 0.1},
+    "feedsign, mean": {"codec": {"name": "feedsign", "m": 4, "keys": "shared"}, "downlink_bits": 1},
+    "feedsign, robust": {"codec": {"name": "feedsign", "m": 4, "keys": "shared"}, "robust": {}},
 }
 
 
@@ -445,6 +472,15 @@ GROUPED = {
     "laplace": {"codec": {"name": "laplace", "noise": 0.1}},
     "fedsgd": {"codec": {"name": "fedsgd"}, "weighting": "examples", "dropout": 0.3},
     "decomfl": {"codec": {"name": "decomfl", "m": 4, "keys": "shared"}},
+    "decomfl, steps": {
+        "codec": {"name": "decomfl", "m": 4, "keys": "shared"},
+        "local_steps": 2,
+        "local_lr": 0.01,
+    },
+    "fedkseed": {"codec": {"name": "fedkseed", "m": 4, "keys": "derived"}, "local_steps": 4, "local_lr": 0.01},
+    "fedkseed, forward": {"client": "forward", "codec": {"name": "fedkseed", "m": 4, "keys": "derived"}},
+    "feedsign": {"codec": {"name": "feedsign", "m": 4, "keys": "shared"}},
+    "ferret": {"codec": {"name": "ferret", "m": 20, "keys": "partitioned"}, "local_steps": 2, "local_lr": 0.1},
     "forward": {"client": "forward"},
     "forward, shared": {"client": "forward", "codec": {"name": "mpdd", "m": 16, "keys": "shared"}},
     "local steps": {"local_steps": 2, "local_lr": 0.1},

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedmpdd.codecs import FedSGD
 from fedmpdd.errors import ConfigError
 from fedmpdd.front.simulate import run_config
 from fedmpdd.simulation.clients import Work
@@ -53,8 +52,8 @@ def task(model: nn.Module | None = None, clients: int = 4, **options: Any) -> Ta
     return Task(model=made, clients=partition((tokens, targets), clients), test=(tokens, targets), **options)
 
 
-def federation(problem: Task, **settings: Any) -> Federation:
-    return Federation(run_config(problem, FedSGD(), rounds=3, batch=5, **settings), problem)
+def federation(problem: Task, codec: str = "fedsgd", **settings: Any) -> Federation:
+    return Federation(run_config(problem, codec, rounds=3, batch=5, **settings), problem)
 
 
 def test_gradients_and_losses_are_those_of_each_client_alone() -> None:
@@ -71,7 +70,7 @@ def test_gradients_and_losses_are_those_of_each_client_alone() -> None:
 
 def test_local_steps_are_those_of_each_client_alone() -> None:
     problem = task()
-    settings = {"local_steps": 3, "local_lr": 0.3}
+    settings: dict[str, Any] = {"local_steps": 3, "local_lr": 0.3}
     together, alone = (federation(problem, gradients=way, **settings) for way in ("auto", "loop"))
     assert together._client_step._method == "layers"
     for _ in range(2):
@@ -128,3 +127,24 @@ def test_padding_counts_in_no_clients_mean() -> None:
     assert ours.loss == pytest.approx(theirs.loss, rel=1e-5)
     torch.testing.assert_close(together.flat, alone.flat, rtol=1e-4, atol=1e-6)
     assert np.isfinite(together.flat.numpy()).all()
+
+
+@pytest.mark.parametrize(
+    ("codec", "settings"),
+    [
+        ("decomfl:m=5:keys=shared", {}),
+        ("decomfl:m=4:keys=shared", {"local_steps": 2, "local_lr": 0.01}),
+        ("fedkseed:m=4:pool=16:keys=derived", {"local_steps": 2, "local_lr": 0.01}),
+    ],
+)
+def test_losses_at_many_models_are_those_of_each_alone(
+    codec: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = task()
+    together, alone = (federation(problem, codec, gradients=way, **settings) for way in ("auto", "loop"))
+    monkeypatch.setattr("fedmpdd.simulation.clients.CHUNK_EXAMPLES", 64)  # three models of four clients at a time
+    ours, theirs = together.run_round(), alone.run_round()
+    assert together._client_step._method == "layers"
+    assert ours.loss == pytest.approx(theirs.loss, rel=1e-5)
+    torch.testing.assert_close(together.flat, alone.flat, rtol=1e-3, atol=1e-4)
+    assert not torch.equal(together.flat, problem.build("default", 0)[1])

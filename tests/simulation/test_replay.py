@@ -46,6 +46,24 @@ CASES: dict[str, dict[str, Any]] = {
     "sa-fedlora": {"codec": {"name": "sa-fedlora"}},
     "peaks that grow": {"codec": {"name": "peaks", "m": 2, "grows_to": 7, "grows_after": 3, "keys": "derived"}},
     "decomfl": {"codec": {"name": "decomfl", "m": 4, "keys": "shared"}, "downlink": "replay"},
+    "fedkseed": {
+        "codec": {"name": "fedkseed", "m": 4, "keys": "derived"},
+        "downlink": "replay",
+        "local_steps": 4,
+        "local_lr": 0.01,
+    },
+    "fedkseed, mean": {
+        "codec": {"name": "fedkseed", "m": 4, "keys": "shared"},
+        "downlink": "replay",
+        "downlink_bits": 4,
+    },
+    "ferret": {"codec": {"name": "ferret", "m": 20}, "local_steps": 2, "local_lr": 0.1},
+    "feedsign": {"codec": {"name": "feedsign", "m": 4, "keys": "shared"}, "downlink": "replay"},
+    "feedsign, a bit down": {
+        "codec": {"name": "feedsign", "keys": "shared"},
+        "downlink": "replay",
+        "downlink_bits": 1,
+    },
 }
 
 

@@ -179,3 +179,16 @@ def test_parameters_are_counted_without_making_them() -> None:
     assert models.count_parameters("tests.tasks.test_models:Tiny", (1, 28, 28), 10) is None
     with pytest.raises(ConfigError, match="cannot be made for images"):
         models.count_parameters("logistic", (2**16, 2**16, 2**16), 2**16)
+
+
+def half_frozen() -> nn.Module:
+    module = nn.Sequential(nn.Flatten(), nn.Linear(784, 8).bfloat16(), nn.Linear(8, 10))
+    module[1].requires_grad_(False)
+    return module
+
+
+def test_a_frozen_base_in_bfloat16_stays_so_where_a_config_names_it() -> None:
+    model, _ = models.build(
+        "tests.tasks.test_models:half_frozen", None, 10, init="default", seed=1, gives_classes=False
+    )
+    assert {value.dtype for value in model.module.parameters()} == {torch.bfloat16, torch.float32}

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -181,3 +182,24 @@ def test_what_cannot_be_meant_is_refused_in_a_line(use: Any, message: str) -> No
         use()
     assert isinstance(caught.value, FedmpddError)
     assert "\n" not in str(caught.value)
+
+
+class RunsAgain(nn.Module):
+    """A model that saves memory by running its first layer again in the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(FEATURES, 8), nn.Linear(8, 1)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = torch.utils.checkpoint.checkpoint(self.first, inputs, use_reentrant=False)
+        value: Tensor = self.last(torch.tanh(hidden))
+        return value
+
+
+def test_a_model_that_would_run_again_without_its_parameters_is_refused() -> None:
+    """Its gradients would be those of other parameters, and nobody would notice."""
+    task = regression(RunsAgain())
+    objective, flat = build(task)
+    with pytest.raises(ConfigError, match=r"torch\.utils\.checkpoint, .*leave them out while clients train"):
+        check_objective(objective, flat, task.clients.store)

@@ -11,16 +11,17 @@ from torch import Tensor, nn
 import fedmpdd as fm
 from fedmpdd.errors import ConfigError
 from fedmpdd.tasks import text_models
+from fedmpdd.tasks.losses import IGNORED, CrossEntropy
 from fedmpdd.tasks.text import Prompt, Sentences
 from fedmpdd.tasks.text_models import TextModel, cache_activations, occupied
-from tests.tasks.text_fixtures import Tokenizer, reviews, tiny
+from tests.tasks.text_fixtures import WORDS, Tokenizer, ends_of, reviews, tiny
 
 pytest.importorskip("transformers", reason="the extra `llm` is not installed")
 
 ANSWERS = (" terrible", " great")
 
 
-def prepared(kind: str, layers: int = 3, trained: tuple[int, ...] = (2,), **settings: Any) -> tuple[TextModel, Any]:
+def prepared(kind: str, layers: int = 3, trained: tuple[int, ...] = (2,), **settings: Any) -> tuple[Any, Any]:
     """A model whose last blocks are trained, and the examples that it takes."""
     model = tiny(kind, layers, **settings)
     encoder = Sentences(Tokenizer()) if kind == "bert" else Prompt(Tokenizer(), ANSWERS)
@@ -127,7 +128,7 @@ def test_what_cannot_be_cached_is_refused() -> None:
         cache_activations(model, examples)
     model, examples = prepared("llama")
     with pytest.raises(ConfigError, match=r"expected one of Prompt\.model or Sentences\.model"):
-        cache_activations(model.model, examples)  # type: ignore[arg-type]
+        cache_activations(model.model, examples)
     with pytest.raises(ConfigError, match="examples 1 are"):
         cache_activations(model, examples, examples[:2])
     tail, (cached,) = cache_activations(model, examples)
@@ -157,7 +158,28 @@ def test_a_language_model_learns_its_answers(kind: str, gradients: str) -> None:
     history = fm.simulate(
         task, fm.Peaks(m=14), rounds=30, batch=2, lr=0.05, server="adam", gradients=gradients, progress=False
     )
-    assert history.last.loss < 0.8 * history.rounds[0].loss
+    first, last = ends_of(history)
+    assert last < 0.8 * first
+
+
+def test_clients_of_finite_differences_take_sentences() -> None:
+    """They go through the model as one batch, with all of their inputs."""
+    model, examples = prepared("llama", trained=(1, 2))
+    task = fm.Task(model=model, clients=fm.partition(examples, 4), test=examples)
+    history = fm.simulate(task, "decomfl:m=8:keys=shared", rounds=2, batch=2, lr=0.01, progress=False)
+    assert np.isfinite(ends_of(history)).all()
+
+
+def test_padding_counts_no_more_among_all_clients_than_in_one() -> None:
+    loss, outputs = CrossEntropy(), torch.randn(6, 5, 3, generator=torch.Generator().manual_seed(1))
+    targets = torch.tensor([[[1, 2, 3], [4, 0, 1]], [[2, IGNORED, IGNORED], [0, 1, IGNORED]], [[1, 1, 1], [2, 3, 3]]])
+    expected = [
+        nn.functional.cross_entropy(some, own) for some, own in zip(torch.split(outputs, 2), targets, strict=True)
+    ]
+    assert torch.allclose(loss.per_client(outputs, targets), torch.stack(expected))
+    whole = targets[::2]
+    of_whole = loss.per_client(outputs[[0, 1, 4, 5]], whole)
+    assert torch.allclose(of_whole, torch.stack([expected[0], expected[2]]))
 
 
 def test_next_tokens_have_the_shape_of_cross_entropy() -> None:
@@ -166,12 +188,12 @@ def test_next_tokens_have_the_shape_of_cross_entropy() -> None:
     inputs, targets = lines.examples(reviews())
     model = tiny()
     logits = lines.model(model)(inputs)
-    assert logits.shape == (len(inputs), 61, 4)
+    assert logits.shape == (len(inputs), WORDS, 4)
     first = tokenizer(reviews().texts[2])["input_ids"]
     expected = nn.functional.cross_entropy(model(torch.tensor([first[:4]])).logits[0], torch.tensor(first[1:5]))
     row = next(n for n, ids in enumerate(inputs.tolist()) if ids == first[:4])
     assert torch.allclose(nn.functional.cross_entropy(logits[row : row + 1], targets[row : row + 1]), expected)
     task = fm.Task(model=lines.model(model), clients=fm.partition((inputs, targets), 3), test=(inputs, targets))
     history = fm.simulate(task, fm.FedSGD(), rounds=8, batch=2, lr=0.5, progress=False)
-    assert history.last.loss < history.rounds[0].loss
-    assert np.isfinite(history.last.loss)
+    before, after = ends_of(history)
+    assert after < before

@@ -1,14 +1,17 @@
 """A tokenizer of words and tiny language models that are drawn at random: what tests of texts need of transformers."""
 
 import re
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from torch import nn
+import torch
 
+from fedmpdd.runs.history import History
 from fedmpdd.tasks.data import Texts
 
-WORDS = 61
+WORDS = 97
 REVIEWS = (
     "good fun",
     "bad",
@@ -37,29 +40,41 @@ class Tokenizer:
 
 
 def reviews() -> Texts:
-    import numpy as np
-
     return Texts(REVIEWS, np.array(LABELS), ("negative", "positive"))
 
 
-def tiny(kind: str = "llama", layers: int = 3, **settings: Any) -> nn.Module:
+def ends_of(history: History) -> tuple[float, float]:
+    """The losses of the first and of the last round."""
+    first, last = history.rounds[0].loss, history.last.loss
+    assert first is not None
+    assert last is not None
+    return first, last
+
+
+def write_reviews(path: Path) -> None:
+    """The same as a CSV file with the columns review, stars and user."""
+    rows = [f'"{text}",{5 * label},user {len(text) % 2}' for text, label in zip(REVIEWS, LABELS, strict=True)]
+    path.write_text("\n".join(["review,stars,user", *rows]), encoding="utf-8")
+
+
+def tiny(kind: str = "llama", layers: int = 3, **settings: Any) -> Any:
     """A model of transformers with numbers drawn at random, in eval mode."""
     transformers = pytest.importorskip("transformers", reason="the extra `llm` is not installed")
-    import torch
-
     torch.manual_seed(5)
     shape = {"vocab_size": WORDS, "hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": layers}
     if kind == "llama":
         config = transformers.LlamaConfig(
             **shape, intermediate_size=32, num_key_value_heads=1, max_position_embeddings=64, **settings
         )
-        return transformers.LlamaForCausalLM(config).eval()
-    if kind == "gpt2":
+        network: torch.nn.Module = transformers.LlamaForCausalLM(config)
+    elif kind == "gpt2":
         config = transformers.GPT2Config(
             vocab_size=WORDS, n_embd=16, n_head=2, n_layer=layers, n_positions=64, bos_token_id=1, eos_token_id=1
         )
-        return transformers.GPT2LMHeadModel(config).eval()
-    config = transformers.BertConfig(
-        **shape, intermediate_size=32, max_position_embeddings=64, pad_token_id=0, num_labels=2, **settings
-    )
-    return transformers.BertForSequenceClassification(config).eval()
+        network = transformers.GPT2LMHeadModel(config)
+    else:
+        config = transformers.BertConfig(
+            **shape, intermediate_size=32, max_position_embeddings=64, pad_token_id=0, num_labels=2, **settings
+        )
+        network = transformers.BertForSequenceClassification(config)
+    return network.eval()

@@ -15,11 +15,11 @@ pytest.importorskip("peft", reason="the extra `llm` is not installed")
 SYMBOLS, LENGTH, BLOCKS, CLASSES = 50, 6, 3, 4
 
 
-def llama(kind: str = "LlamaForCausalLM", **settings: Any) -> Any:
+def llama(kind: str = "LlamaForCausalLM", symbols: int = SYMBOLS, width: int = 32, **settings: Any) -> Any:
     torch.manual_seed(1)
     config = transformers.LlamaConfig(
-        vocab_size=SYMBOLS,
-        hidden_size=32,
+        vocab_size=symbols,
+        hidden_size=width,
         intermediate_size=48,
         num_hidden_layers=BLOCKS,
         num_attention_heads=4,
@@ -45,6 +45,14 @@ def bert(**settings: Any) -> Any:
         **settings,
     )
     return transformers.BertForSequenceClassification(config).eval()
+
+
+def gpt2() -> Any:
+    torch.manual_seed(1)
+    config = transformers.GPT2Config(
+        vocab_size=SYMBOLS, n_embd=32, n_layer=BLOCKS, n_head=4, n_positions=32, bos_token_id=0, eos_token_id=0
+    )
+    return transformers.GPT2LMHeadModel(config).eval()
 
 
 def texts(count: int = 64, seed: int = 0) -> Tensor:

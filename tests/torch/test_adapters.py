@@ -98,6 +98,14 @@ def test_a_head_is_trained_if_it_is_named_and_is_a_copy(name: str) -> None:
     assert torch.equal(getattr(base, head).weight, before)
 
 
+def test_layers_within_a_head_are_trained_whole_and_get_no_adapters() -> None:
+    model = lora(tiny.bert(), targets=("dense",), head=("pooler",))
+    assert not any("pooler" in name and "lora" in name for name in trained(model))
+    assert any("pooler.modules_to_save" in name for name in trained(model))
+    with pytest.raises(ConfigError, match="all layers of targets are in head"):
+        lora(tiny.bert(), targets=("classifier",), head=("classifier",))
+
+
 def test_adapters_and_head_are_float32_on_a_base_in_bfloat16() -> None:
     base = tiny.llama("LlamaForSequenceClassification").bfloat16()
     model = lora(base, head="score")
@@ -109,19 +117,19 @@ def test_adapters_and_head_are_float32_on_a_base_in_bfloat16() -> None:
     assert all(value.grad is not None for value in trained(model).values())
 
 
-@pytest.mark.parametrize("name", ["llama", "classifier", "bert"])
+@pytest.mark.parametrize("name", ["llama", "classifier", "bert", "gpt2"])
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
 def test_what_is_saved_is_loaded_by_peft_to_the_same_outputs(name: str, tmp_path: Path) -> None:
     import peft
 
     def base() -> Any:
-        if name == "bert":
-            return tiny.bert()
+        if name in ("bert", "gpt2"):
+            return tiny.bert() if name == "bert" else tiny.gpt2()
         return tiny.llama("LlamaForCausalLM" if name == "llama" else "LlamaForSequenceClassification")
 
-    heads = {"llama": (), "classifier": ("score",), "bert": ("classifier",)}
-    targets = ("query", "value") if name == "bert" else ("q_proj", "v_proj")
-    model = moved(lora(base(), rank=3, targets=targets, layers=2, alpha=5, head=heads[name])).eval()
+    heads = {"classifier": ("score",), "bert": ("classifier",)}
+    targets = {"bert": ("query", "value"), "gpt2": ("c_attn",)}.get(name, ("q_proj", "v_proj"))
+    model = moved(lora(base(), rank=3, targets=targets, layers=2, alpha=5, head=heads.get(name, ()))).eval()
     assert save_adapter(model, tmp_path / "adapter") == tmp_path / "adapter"
     loaded = peft.PeftModel.from_pretrained(base(), str(tmp_path / "adapter")).eval()
     ids = tiny.texts(5)
@@ -154,6 +162,20 @@ def test_other_parameters_than_those_of_the_model_can_be_saved(tmp_path: Path) -
         save_adapter(model, tmp_path / "adapter_config.json")
     with pytest.raises(ConfigError, match="without adapters"):
         save_adapter(tiny.llama(), tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
+def test_what_wraps_a_model_with_adapters_is_saved_by_these(tmp_path: Path) -> None:
+    from peft import PeftModel
+
+    model = moved(fm.lora(tiny.llama(), rank=2))
+    save_adapter(nn.ModuleDict({"inner": model}), tmp_path)
+    again = PeftModel.from_pretrained(tiny.llama(), str(tmp_path))
+    assert torch.equal(again(tiny.texts(3)).logits, model(tiny.texts(3)).logits)
+    with pytest.raises(ConfigError, match="2 models that have adapters"):
+        save_adapter(nn.ModuleList([model, fm.lora(tiny.llama(), rank=2)]), tmp_path)
+    with pytest.raises(ConfigError, match="a str without adapters"):
+        save_adapter("model", tmp_path)  # type: ignore[arg-type]
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

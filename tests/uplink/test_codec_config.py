@@ -116,7 +116,7 @@ def test_messages_carry_registered_names_and_import_nothing(tmp_path: Path, monk
     ("text", "word"),
     [
         ("mpdd", "mpdd needs m; write mpdd:m=…"),
-        ("mpdd:400", "expected key=value, like codec.m=400"),
+        ("mpdd:400", "'400' is no parameter; write key=value, like mpdd:m=…"),
         ("nothing:m=3", "'nothing' is unknown; use one of mpdd"),
         (f"{HERE}:Mine(5)", r"write each parameter as name=value, like Mine(m=3)"),
         (f"{HERE}:Mine(m=5):m=6", "says m = 5, and m = 6 beside it; keep one"),

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from fedmpdd.codecs import Codec, FedSGD, SignSGD
+from fedmpdd.codecs import Codec, FedSGD
 from fedmpdd.directions import Key
 from fedmpdd.uplink import Candidate, Screening
-from tests.codecs.table import CODECS_UNDER_TEST, D, label
+from tests.codecs.table import BARE_SIGNS, CODECS_UNDER_TEST, D, label
 from tests.conftest import gaussian
 
 # Signs without a scale have one magnitude, whatever the gradient.
-SIZED = [codec for codec in CODECS_UNDER_TEST if codec != SignSGD(scaled=False)]
+SIZED = [codec for codec in CODECS_UNDER_TEST if codec not in BARE_SIGNS]
 
 
 def candidates(codec: Codec, *factors: float, weights: list[float] | None = None) -> list[Candidate]:

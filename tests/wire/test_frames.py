@@ -4,6 +4,7 @@ import struct
 import tracemalloc
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from fedmpdd.errors import (
     CodecError,
     KeyRangeError,
     LimitError,
+    MagicError,
     SessionMismatchError,
     WireError,
 )
@@ -140,6 +142,19 @@ def test_exception_tree_is_the_one_that_is_drawn() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- limits
+
+
+def test_what_is_no_update_and_no_frame_is_refused() -> None:
+    codec = MPDD(4)
+    updates: Any = codec.encode(np.ones((1, 8), np.float32), [1])
+    text: Any = "abc"
+    session = Session(codec, 8, sends_seed=True)
+    for packs in (pack, session.pack):
+        with pytest.raises(CodecError, match=r"a frame holds one update, and .* came; pack those of a list one by one"):
+            packs(updates)
+    for reads in (unpack, session.unpack):
+        with pytest.raises(MagicError, match="'abc' came, which is no frame; expected bytes"):
+            reads(text)
 
 
 def test_limits_come_before_allocation() -> None:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from fedmpdd.cli.shared import DataDir, Json, output, print_json
+from fedmpdd.cli.shared import Command, DataDir, Json, output, print_json
 from fedmpdd.display import download_progress, messages, table
 
 app = typer.Typer(
@@ -15,7 +15,7 @@ app = typer.Typer(
 )
 
 
-@app.command("list")
+@app.command("list", cls=Command)
 def data_list(data_dir: DataDir = None, as_json: Json = False) -> None:
     """Show the datasets, and which are here.
 
@@ -36,7 +36,7 @@ def data_list(data_dir: DataDir = None, as_json: Json = False) -> None:
     output(False).print(table(f"in {folder}", {"dataset": "left", "state": "left"}, cells))
 
 
-@app.command("fetch")
+@app.command("fetch", cls=Command)
 def data_fetch(
     name: Annotated[str, typer.Argument(help="A dataset, or all.")], data_dir: DataDir = None, as_json: Json = False
 ) -> None:
@@ -61,7 +61,7 @@ def data_fetch(
         print_json({"folder": str(folder), "rows": rows})
 
 
-@app.command("check")
+@app.command("check", cls=Command)
 def data_check(
     name: Annotated[str, typer.Argument(help="A dataset, or all.")] = "all",
     data_dir: DataDir = None,

@@ -64,7 +64,9 @@ def run(
     how_to_go_on = f"stopped; go on with: fedmpdd run --resume {current.folder}"
     own_code = blame_user_code(current.config.model_dump(mode="json"))
     with round_display() as start, resume_hint(how_to_go_on), own_code:
-        show = start(current.folder.name, current.config.rounds, current.federation.next_round)
+        show = start(
+            current.folder.name, current.config.rounds, current.federation.next_round, score=current.config.score
+        )
         summary = current.train(callbacks=[progress(show), *events])
     if as_json:
         print_json(summary)

@@ -1,5 +1,6 @@
 """What all commands have in common: options, and how they print."""
 
+import inspect
 import json
 import signal
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from typing import Annotated, Any
 import click
 import typer
 from rich.console import Console
-from typer.core import TyperCommand
+from typer.core import TyperArgument, TyperCommand
 
 from fedmpdd.display import messages
 from fedmpdd.documents import parse_override
@@ -104,26 +105,46 @@ def trust_and_settings(given: list[str], trust_imports: bool) -> tuple[Trust, di
 class Command(TyperCommand):
     """A command that says, of an option that it lacks and a config has, how that is written."""
 
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        # From 8.5 on click clears the help of an argument, which typer up to 0.20 has set before.
+        texts = _helps_of(self.callback)
+        for parameter in self.params:
+            if isinstance(parameter, TyperArgument) and parameter.help is None:
+                parameter.help = texts.get(parameter.name or "")
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """See click.Command."""
         words = list(args)
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            meant = _override_meant(error.option_name, words)
+            meant = _override_meant(error.option_name, words, of_audit=self.name == "audit")
             if meant is None or "overrides" not in [parameter.name for parameter in self.params]:
                 raise
             problem = f"there is no option {error.option_name}; settings of a config have no dashes: write {meant}"
             raise ConfigError(problem) from None
 
 
-def _override_meant(option: str, words: list[str]) -> str | None:
+def _helps_of(function: Any) -> dict[str, str | None]:
+    """The help of each parameter of a function whose annotations are those of a command."""
+    helps = {}
+    for name, parameter in inspect.signature(inspect.unwrap(function)).parameters.items():
+        for note in getattr(parameter.annotation, "__metadata__", ()):
+            helps[name] = getattr(note, "help", None)
+    return helps
+
+
+def _override_meant(option: str, words: list[str], *, of_audit: bool) -> str | None:
     """The change to a config that somebody wrote as an option."""
     try:
+        from fedmpdd.privacy.config import AuditConfig
         from fedmpdd.simulation.config import settings_named
     except ModuleNotFoundError:  # what trains is not installed
         return None
-    key = next(iter(settings_named(option.strip("-").replace("-", "_"))), None)
+    name = option.strip("-").replace("-", "_")
+    keys = settings_named(name) + ([f"audit.{name}"] if of_audit and name in AuditConfig.model_fields else [])
+    key = next(iter(keys), None)
     if key is None:
         return None
     place = next(number for number, word in enumerate(words) if word.partition("=")[0] == option)

@@ -5,7 +5,11 @@ from fedmpdd.codecs.base import NO_KEY, Arrays, Batch, Codec, Parameters, Sectio
 from fedmpdd.codecs.decomfl import DeComFL
 from fedmpdd.codecs.eden import EDEN
 from fedmpdd.codecs.evidence import Evidence
+from fedmpdd.codecs.fedkseed import FedKSeed
 from fedmpdd.codecs.fedsgd import FedSGD
+from fedmpdd.codecs.feedsign import FeedSign
+from fedmpdd.codecs.ferret import Ferret
+from fedmpdd.codecs.loss_codec import LossCodec
 from fedmpdd.codecs.lp_proj import LpProj
 from fedmpdd.codecs.mpdd import MPDD
 from fedmpdd.codecs.noise import Gaussian, Laplace
@@ -32,9 +36,13 @@ __all__ = [
     "Codec",
     "DeComFL",
     "Evidence",
+    "FedKSeed",
     "FedSGD",
+    "FeedSign",
+    "Ferret",
     "Gaussian",
     "Laplace",
+    "LossCodec",
     "LpProj",
     "Parameters",
     "Peaks",

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, Self, cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from fedmpdd.codecs.backends import HOST, Array, Backend, backend_of, backend_on
 from fedmpdd.codecs.evidence import Coordinates, Evidence
 from fedmpdd.directions import MAX_M, Key, check_d, check_gradients, check_key
 from fedmpdd.errors import CodecCheckError, CodecError, ContentError, FedmpddError, KeyRangeError
-from fedmpdd.imports import words_and_line_of
+from fedmpdd.imports import quote, words_and_line_of
 
 if TYPE_CHECKING:  # PyTorch is there where tensors come in, and is not needed before
     from torch import Tensor
@@ -178,6 +178,7 @@ class Codec(ABC):
     needs_key: ClassVar[bool] = True  # whether decoding needs the key, so that a frame must carry its seed
     self_contained: ClassVar[bool] = False  # whether a frame's header says enough to rebuild the codec
     source: ClassVar[str] = "gradient"  # or "losses": clients send differences of losses instead
+    shares_key: ClassVar[bool] = False  # whether it makes sense only where all clients of a round have one key
     variance_is_bound: ClassVar[bool] = False  # whether `variance` is the largest possible, not the exact one
     noise_from_key: ClassVar[bool] = False  # whether its noise can be repeated by whoever knows the key
 
@@ -309,12 +310,31 @@ class Codec(ABC):
         """Return the bytes of scale and scalars alone: no seed, no header, no checksum (the paper counts so)."""
         return sum(section.nbytes for section in self.sections(d))
 
-    def encode(self, gradients: "Float32 | Tensor", keys: Sequence[Key | int]) -> list[Update]:
-        """Encode gradients [clients, d], float32, each with its own key (an integer is a seed).
+    @overload
+    def encode(self, gradients: "Float32 | Tensor", keys: Key | int) -> Update: ...  # type: ignore[overload-overlap]
 
-        An array is encoded on the CPU, a tensor on a GPU there; updates are arrays in either case.
+    @overload
+    def encode(self, gradients: "Float32 | Tensor", keys: Sequence[Key | int]) -> list[Update]: ...
+
+    def encode(self, gradients: "Float32 | Tensor", keys: Key | int | Sequence[Key | int]) -> Update | list[Update]:
+        """Encode one gradient with its key, or the gradients of several clients with one key each.
+
+        Args:
+            gradients: float32, [d] or [clients, d]. An array is encoded on the CPU, a tensor on a GPU there.
+            keys: a key for one gradient, a sequence of keys for several. An integer is a seed.
+
+        Returns:
+            The update of one gradient, or a list with those of several. Updates are arrays in either case.
+
+        Example:
+            >>> codec = MPDD(m=8)
+            >>> codec.encode(np.ones(20, np.float32), 7) == codec.encode(np.ones((1, 20), np.float32), [7])[0]
+            True
+
         """
-        return self.encode_batch(gradients, keys).updates()
+        if isinstance(keys, Key | int) and getattr(gradients, "ndim", 0) == 1:
+            return self.encode_batch(gradients[None], [keys]).updates()[0]
+        return self.encode_batch(gradients, cast(Sequence[Key | int], keys)).updates()
 
     def encode_batch(self, gradients: "Float32 | Tensor", keys: Sequence[Key | int]) -> Batch:
         """Encode as `encode` does; the updates stay side by side, and where the gradients are."""
@@ -391,9 +411,12 @@ class Codec(ABC):
     def check_keys(self, keys: Sequence[Key | int], clients: int, d: int) -> list[Key]:
         """Return the keys of so many gradients of d coordinates, or raise KeyRangeError."""
         try:
-            checked = [check_key(key) for key in keys]
+            single = isinstance(keys, Key)  # a tuple of numbers, each of which would pass for a seed
+            checked = [] if single else [check_key(key) for key in keys]
         except TypeError:
-            raise KeyRangeError(f"keys are a sequence of keys, one per gradient, got {keys!r}") from None
+            single = True
+        if single:
+            raise KeyRangeError(f"keys are a sequence of keys, one per gradient, got {keys!r}")
         if len(checked) != clients:
             raise KeyRangeError(f"{clients} gradients came with {len(checked)} keys; each gradient needs one")
         for slot in {key.slot for key in checked}:
@@ -458,6 +481,8 @@ class Codec(ABC):
 
     def _check_round(self, updates: Sequence[Update]) -> int:
         """Return the d of updates that this codec can decode together, or raise CodecError."""
+        if isinstance(updates, Update) or not isinstance(next(iter(updates), None), Update | None):
+            raise CodecError(f"updates = {quote(updates)}: expected a list of updates; frames become some by unpack")
         if not updates:
             raise CodecError("there are no updates to decode; a round needs at least one")
         d = updates[0].d

@@ -7,42 +7,22 @@ takes normal ones; its scalars are forward differences, ours central ones, which
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from fedmpdd.codecs.base import Parameters, check_count
+from fedmpdd.codecs.base import Parameters
+from fedmpdd.codecs.loss_codec import LossCodec
 from fedmpdd.codecs.mpdd import MPDD
-from fedmpdd.codecs.scalar_codec import ScalarCodec
 from fedmpdd.codecs.scalar_codes import Float32Code, ScalarCode
-from fedmpdd.errors import CodecError
 
 
 @dataclass(frozen=True)
-class DeComFL(ScalarCodec):
+class DeComFL(LossCodec):
     """m scalars (f(x + μu) − f(x − μu)) / 2μ with μ = 2^−log2_step.
 
-    A gradient can be encoded too: its scalars are then what the differences tend to as μ falls.
+    With local_steps = T a client takes T steps, each along m / T directions, as the original's clients do.
     """
-
-    m: int = 10
-    log2_step: int = 10
 
     name: ClassVar[str] = "decomfl"
     code: ClassVar[int] = 11
-    source: ClassVar[str] = "losses"
-    family: ClassVar[str] = "rademacher"  # type: ignore[misc]
-
-    def __post_init__(self) -> None:
-        check_count("m", self.m, "directions")
-        integer = isinstance(self.log2_step, int) and not isinstance(self.log2_step, bool)
-        if not integer or not 0 <= self.log2_step <= 20:  # below 2^−20 float32 parameters hardly move
-            raise CodecError(f"log2_step = {self.log2_step!r} is not a step 2^−it: expected an integer from 0 to 20")
-
-    @property
-    def step(self) -> float:
-        """μ, how far the model is moved."""
-        return 2.0**-self.log2_step
-
-    @property
-    def count(self) -> int:
-        return self.m
+    shares_key: ClassVar[bool] = True
 
     @property
     def scalars(self) -> ScalarCode:

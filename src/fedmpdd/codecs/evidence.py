@@ -37,6 +37,7 @@ class Projections:
         levels: the scalars in units of their step [updates, m].
         steps: what one level is worth [updates]; for signs the scale that came with them.
         rounding: "exact", "levels" (a scalar lies within one step of its level) or "signs".
+        sized: whether the steps tell how long the gradients are; signs that come without a scale do not.
 
     """
 
@@ -45,6 +46,7 @@ class Projections:
     levels: Float32
     steps: NDArray[np.float64]
     rounding: str
+    sized: bool = True
 
 
 @dataclass(frozen=True)

@@ -158,10 +158,12 @@ def _registered(name: str) -> type[Codec]:
         return CODECS[name]
     word, *parameters = re.split(r"[(:, ]", name.lower(), maxsplit=1)
     close = difflib.get_close_matches(word, CODECS, 1)
-    meant = f"{close[0]}:m=400" if close and parameters else close[0] if close else ""
+    meant = close[0] if close else ""
+    known = parameter_names(CODECS[meant]) if close and parameters else []
+    meant += f":{known[0]}={'400' if known[0] == 'm' else '…'}" if known else ""
     raise CodecError(
         f"name = {name!r} is unknown; {meant and f'did you mean {meant}? '}use one of {', '.join(CODECS)}, or of your "
-        "own the import path, like mycodec.py:Mine, or the name once the module that registers it was imported"
+        "own the import path, like mycodec.py:Mine, or a name that an imported module registered"
     )
 
 

@@ -7,7 +7,7 @@ each direction, or taking the difference of two losses. All three end in `encode
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +20,21 @@ from fedmpdd.codecs.scalar_codes import EncodedScalars, ScalarCode, SignCode
 from fedmpdd.directions import Key, derive_seed, family_named
 from fedmpdd.errors import CodecError
 
-if TYPE_CHECKING:
-    from fedmpdd.codecs.mpdd import MPDD
-
 Float64 = NDArray[np.float64]
 _LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
+
+
+class Terms(NamedTuple):
+    """What kernels add up: numbers [rows, m] along m directions of one key a row, and what multiplies each row.
+
+    packed: the numbers are ±1 and come as bits, as in EncodedScalars.
+    """
+
+    numbers: Array
+    multipliers: Array
+    keys: Sequence[Key]
+    m: int
+    packed: bool
 
 
 class ScalarCodec(Codec):
@@ -32,6 +42,7 @@ class ScalarCodec(Codec):
 
     unbiased: ClassVar[bool] = True
     self_contained: ClassVar[bool] = True
+    in_a_row: ClassVar[bool] = True  # whether an update's directions are neighbours in the order of its seed
     family: str
     m: int  # scalars, or peaks, that are sent
 
@@ -53,8 +64,8 @@ class ScalarCodec(Codec):
     def scalar_codec(self) -> "ScalarCodec":
         return self
 
-    def with_bits(self, bits: int) -> "MPDD":
-        """Return FedMPDD along the same directions, with scalars of so many bits."""
+    def with_bits(self, bits: int) -> "ScalarCodec":
+        """Return a codec along the same directions, FedMPDD if it can be, with scalars of so many bits."""
         from fedmpdd.codecs.mpdd import MPDD
 
         return MPDD(self.count, bits, self.family)
@@ -127,10 +138,19 @@ class ScalarCodec(Codec):
 
     def combine(self, backend: Backend, written: EncodedScalars, keys: Sequence[Key], factors: Array, d: int) -> Array:
         """Sum over updates of factor times estimate, given the scalars as they were written."""
+        numbers, multipliers, keys, m, packed = self.terms(backend, written, keys, factors)
+        if packed:
+            return backend.combine_signs(self.family, numbers, multipliers, keys, m, d)
+        return backend.combine(self.family, numbers, multipliers, keys, d)
+
+    def terms(self, backend: Backend, written: EncodedScalars, keys: Sequence[Key], factors: Array) -> Terms:
+        """Return what kernels add up to the sum over updates of factor times estimate: a row for each update."""
         multipliers = self.scalars.multipliers(factors, written.scales, self.count)
-        if written.packed:
-            return backend.combine_signs(self.family, written.numbers, multipliers, keys, self.count, d)
-        return backend.combine(self.family, written.numbers, multipliers, keys, d)
+        return Terms(written.numbers, multipliers, keys, self.count, written.packed)
+
+    def direction_keys(self, key: Key, begin: int, end: int) -> list[Key]:
+        """Return directions begin … end − 1 of an update with this key, each as the only one of a key of its own."""
+        return [Key(key.seed, key.slot * self.count + j) for j in range(begin, end)]
 
     # ------------------------------------------------------------------------- scalars along the same directions
 
@@ -176,5 +196,6 @@ class ScalarCodec(Codec):
 
     def evidence(self, updates: Sequence[Update]) -> Evidence:
         """See Codec: the scalars themselves, as they were rounded."""
-        numbers, scales, _ = self.written(updates)
-        return Projections(self.family, [update.key for update in updates], numbers, scales, self.scalars.rounding)
+        (numbers, scales, _), code = self.written(updates), self.scalars
+        keys = [update.key for update in updates]
+        return Projections(self.family, keys, numbers, scales, code.rounding, sized=code.sized)

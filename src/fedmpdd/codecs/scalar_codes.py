@@ -28,7 +28,7 @@ from fedmpdd.codecs.packing import (
     unpack_nibbles,
 )
 from fedmpdd.directions import Key
-from fedmpdd.errors import ContentError
+from fedmpdd.errors import CodecError, ContentError
 
 _INTEGER_TYPES = {16: "<i2", 8: "<i1"}
 _SCALE_TOO_LARGE = (
@@ -53,6 +53,7 @@ class ScalarCode(ABC):
 
     rounding: ClassVar[str] = "exact"  # what became of a scalar: "exact", "levels", "signs" or "choices"
     graded: ClassVar[bool] = True  # whether its numbers have sizes, so that the middle one of several means something
+    sized: ClassVar[bool] = True  # whether an update tells how long its gradient is
 
     @abstractmethod
     def sections(self, count: int) -> tuple[Section, ...]:
@@ -209,6 +210,33 @@ class SignCode(ScalarCode):
 
     def bound(self, columns: Columns) -> float:
         return largest_of(columns[0])
+
+
+@dataclass(frozen=True)
+class BareSignCode(ScalarCode):
+    """One bit a scalar and nothing else: signs say on which side to step, and nothing says how far."""
+
+    rounding: ClassVar[str] = "signs"
+    graded: ClassVar[bool] = False
+    sized: ClassVar[bool] = False
+
+    def sections(self, count: int) -> tuple[Section, ...]:
+        return (Section("signs", "|u1", packed_bytes(count, 1)),)
+
+    def check_content(self, arrays: Arrays, count: int) -> None:
+        check_spare_bits(arrays[0], count, 1)
+
+    def write(self, backend: Backend, scalars: Array, moments: Array | None, keys: list[Key]) -> Columns:
+        return (backend.pack_bits(backend.cast(scalars, "<f4") < 0),)
+
+    def read(self, backend: Backend, columns: Columns, count: int) -> EncodedScalars:
+        return EncodedScalars(backend.stacked(columns[0]), 1.0, packed=True)
+
+    def second_moment(self, count: int) -> float:
+        raise CodecError("signs without a scale stand for no length, so that there is no formula for their error")
+
+    def bound(self, columns: Columns) -> float:
+        return 1.0
 
 
 def sign_scales(backend: Backend, scalars: Array, moments: Array | None) -> Array:

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from fedmpdd.codecs.backends import HOST, Backend, backend_of, backend_on
 from fedmpdd.codecs.base import Batch, Codec, Float32, Update, mean_factors
 from fedmpdd.codecs.cutting import CHUNK, gather, scatter
-from fedmpdd.codecs.scalar_codec import ScalarCodec
-from fedmpdd.codecs.scalar_codes import EncodedScalars
+from fedmpdd.codecs.scalar_codec import ScalarCodec, Terms
 from fedmpdd.directions import (
     MOMENT_LANES,
     TILE,
@@ -46,6 +45,10 @@ def encode_pieces(codec: Codec, pieces: "Iterable[Float32] | Iterable[Tensor]", 
     arrays, or all are tensors on one GPU, which then does the work.
     """
     scalar_codec = _scalar_codec(codec)
+    if not scalar_codec.in_a_row:
+        raise CodecError(
+            f"{codec.name} takes its directions from all over a pool; encode the whole gradient with codec.encode"
+        )
     key = check_key(key)
     codec.check(d, key.slot)
     remaining: Iterator[Any] = iter(pieces)
@@ -93,9 +96,9 @@ def decode_pieces(
         whole = scalar_codec.combine(backend, written, batch.keys, factors, d)
         parts = _cut(whole, checked)
     else:
-        multipliers = scalar_codec.scalars.multipliers(factors, written.scales, scalar_codec.count)
+        terms = scalar_codec.terms(backend, written, batch.keys, factors)
         stream = _HostStream() if backend is HOST else _DeviceStream(backend)
-        parts = scatter(checked, d, stream.empty, stream.filler(written, multipliers, batch.keys, scalar_codec.count))
+        parts = scatter(checked, d, stream.empty, stream.filler(terms))
     return parts if batch.is_finite else _checked(codec, updates, parts)
 
 
@@ -198,13 +201,15 @@ class _HostStream:
     def transformed(self, buffer: Any, d: int) -> Float32:
         return Hadamard().encode_in_place(buffer, d, self._key, self._m)
 
-    def filler(self, written: EncodedScalars, multipliers: Any, keys: Sequence[Key], m: int) -> Any:
+    def filler(self, terms: Terms) -> Any:
+        numbers, multipliers, keys, m, packed = terms
+
         def fill(out: Any, first_tile: int) -> None:
             out.fill(0)
-            if written.packed:
-                Rademacher().decode_signs_slice(written.numbers, multipliers, keys, m, out, first_tile)
+            if packed:
+                Rademacher().decode_signs_slice(numbers, multipliers, keys, m, out, first_tile)
             else:
-                Rademacher().decode_slice(written.numbers, multipliers, keys, out, first_tile)
+                Rademacher().decode_slice(numbers, multipliers, keys, out, first_tile)
 
         return fill
 
@@ -247,15 +252,15 @@ class _DeviceStream:
         scalars = self._cuda.hadamard_encode_in_place(buffer, d, self._hadamard_keys, self._m)
         return np.asarray(scalars.cpu().numpy())
 
-    def filler(self, written: EncodedScalars, multipliers: Any, keys: Sequence[Key], m: int) -> Any:
-        numbers = written.numbers
-        if written.packed:
+    def filler(self, terms: Terms) -> Any:
+        numbers, multipliers, keys, m, packed = terms
+        if packed:
             numbers = 1.0 - 2.0 * self._backend.unpack_bits(numbers, m).float()
         there = self._cuda.keys_on(self._backend.device, keys, m)
 
         def fill(out: Any, first_tile: int) -> None:
             out.zero_()
-            self._cuda.rademacher_decode(numbers, multipliers, there, out, votes=written.packed, first_tile=first_tile)
+            self._cuda.rademacher_decode(numbers, multipliers, there, out, votes=packed, first_tile=first_tile)
 
         return fill
 

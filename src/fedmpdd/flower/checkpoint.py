@@ -53,25 +53,25 @@ def read_checkpoint(path: Path, layout: ParameterLayout, server: tuple[str, ...]
     """Read the file of a server with this model and optimiser, or raise RunError."""
     sizes = dict(zip(layout.buffers.names, map(math.prod, layout.buffers.shapes), strict=True))
     length = sum(sizes[name] for name in layout.buffers.averaged)
-    found = checkpoints.read_checkpoint(path, layout.d, _REMEDY, _UNSEALED_NOTES, {_STATISTICS: {length}})
+    record = checkpoints.read_checkpoint(path, layout.d, _REMEDY, _UNSEALED_NOTES, {_STATISTICS: {length}})
     expected = {_MODEL, *(_SERVER + name for name in server), *([_STATISTICS] if length else [])}
-    if set(found.vectors) - {_ESTIMATE} != expected or found.notes.get(_LAYOUT) != _text(layout):
+    if set(record.vectors) - {_ESTIMATE} != expected or record.notes.get(_LAYOUT) != _text(layout):
         raise RunError(f"{path} is of another model or optimiser; {_REMEDY}")
-    rounds = checkpoints.read_count(path, found.notes, _ROUNDS, _MOST_ROUNDS, _REMEDY)
-    remembered = {name: _value(path, name, found.notes[name]) for name in _note_names() if name in found.notes}
-    state = {name.removeprefix(_SERVER): found.vectors[name] for name in found.vectors if name.startswith(_SERVER)}
-    estimate = found.vectors.get(_ESTIMATE)
+    rounds = checkpoints.read_count(path, record.notes, _ROUNDS, _MOST_ROUNDS, _REMEDY)
+    remembered = {name: _value(path, name, record.notes[name]) for name in _note_names() if name in record.notes}
+    state = {name.removeprefix(_SERVER): record.vectors[name] for name in record.vectors if name.startswith(_SERVER)}
+    estimate = record.vectors.get(_ESTIMATE)
     try:
         return Checkpoint(
             rounds=rounds,
-            model=found.vectors[_MODEL],
+            model=record.vectors[_MODEL],
             server=state,
             estimate=estimate,
-            statistics=found.vectors.get(_STATISTICS),
+            statistics=record.vectors.get(_STATISTICS),
             **remembered,
         )
     except TypeError:  # a field without a default
-        raise RunError(f"{path} is damaged: it says only {', '.join(sorted(found.notes))}; {_REMEDY}") from None
+        raise RunError(f"{path} is damaged: it says only {', '.join(sorted(record.notes))}; {_REMEDY}") from None
 
 
 def _note_names() -> list[str]:

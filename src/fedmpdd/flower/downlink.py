@@ -62,7 +62,7 @@ class Models:
     def confirm(self, node: int) -> None:
         """Take note that a node answered as only one with the model of the round can."""
 
-    def lost(self, node: int) -> None:
+    def note_failure(self, node: int) -> None:
         """Take note that a node could not use what it was sent."""
 
     def add(self, bundle: Bundle, factor: float, flat: Float32) -> None:
@@ -131,7 +131,7 @@ class Followers(Models):
         if delivery.rounds is not None:
             del self._failures[node]
 
-    def lost(self, node: int) -> None:
+    def note_failure(self, node: int) -> None:
         if self._sent.pop(node, None) is None:  # it was not asked, or says it twice
             return
         self._has.pop(node, None)

@@ -19,7 +19,8 @@ from fedmpdd.flower.secure_mod import SECURE, Masking, Member, masking_of, phase
 MEMORY = "fedmpdd.memory"  # of error feedback, in the node's own state
 REFUSED = 0x464D  # an error code of ours: the user's function was not at fault
 REPLICA_LOST = 0x464E  # another: what later rounds added is of no use here, a model would be
-MOST_UNCHANGED = 8  # names of arrays that a node tells of
+MOST_UNCHANGED = 8  # names of arrays that a node tells of,
+TOLD_IN = 2  # and the round: in the first one half of the matrices of adapters have no gradient yet
 _OURS = (ORDER, CATCH_UP, SECURE, BUFFERS, STATISTICS)  # keys that the train function does not see
 
 CallNext = Callable[[Message, Context], Message]
@@ -148,7 +149,7 @@ def _reply(
 def _beside(
     returned: ArrayRecord, gradient: Float32, order: RoundInstructions, context: Context, *, hides: bool
 ) -> dict[str, bytes | list[str]]:
-    """What goes beside an update: statistics of batch norm, and after the first round which arrays did not change."""
+    """What goes beside an update: statistics of batch norm, and once which arrays did not change."""
     beside: dict[str, bytes | list[str]] = {}
     buffers = order.layout.buffers
     arrays = buffers.of(returned)
@@ -159,7 +160,7 @@ def _beside(
         buffers.read_statistics(beside[STATISTICS])  # what the server would drop is an error here
     parts = zip(order.layout.names, order.layout.split(gradient), strict=True)
     unchanged = [name for name, part in parts if not part.any()]
-    if unchanged and order.round == 1 and not hides and gradient.any():
+    if unchanged and order.round == TOLD_IN and not hides and gradient.any():
         beside[UNCHANGED] = unchanged[:MOST_UNCHANGED]
     return beside
 

@@ -245,8 +245,10 @@ class FedMPDD(FedAvg):
             self._orders[node] = replace(order.for_client(key), follow=delivery.follow)
             beside = self._beside(whole=delivery.rounds is None)
             self._downlink_bytes += delivery.nbytes + sum(map(len, beside.values()))
-            told = ConfigRecord({**config, **beside})
-            message.content = delivery.content(self._orders[node], told, self.arrayrecord_key, self.configrecord_key)
+            settings = ConfigRecord({**config, **beside})
+            message.content = delivery.content(
+                self._orders[node], settings, self.arrayrecord_key, self.configrecord_key
+            )
             if self.sum is not None:
                 self.sum.add_inbox(message)
         return messages
@@ -339,7 +341,7 @@ class FedMPDD(FedAvg):
         answered, failed = self._check_and_log_replies(replies, is_train=True, validate=False)
         for reply in failed:
             if reply.error.code == REPLICA_LOST:
-                self._downlink.lost(reply.metadata.src_node_id)
+                self._downlink.note_failure(reply.metadata.src_node_id)
         if self.sum is not None:
             contributions, asked = self.sum.contributions(answered), self.sum.asked
             self._downlink_bytes += self.sum.bytes_down

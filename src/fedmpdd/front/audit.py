@@ -1,25 +1,22 @@
 """One call from a model, images and codecs to what an attacker gets of them."""
 
-import io
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rich.console import Console
 from torch import nn
 from torch.nn import functional
 
 from fedmpdd.codecs import Codec
-from fedmpdd.display import Sheet, share_display, table
+from fedmpdd.display import Sheet, as_text, share_display, table
 from fedmpdd.errors import ConfigError
-from fedmpdd.front.compare import REPR_WIDTH
-from fedmpdd.front.simulate import object_named
-from fedmpdd.imports import name_object
+from fedmpdd.front.simulate import folder_of, object_named, plain
+from fedmpdd.imports import name_object, quote
 from fedmpdd.pages.audits import display_name
 from fedmpdd.pages.builder import check_page, check_plotly
 from fedmpdd.privacy.audit import run_audit
@@ -109,12 +106,7 @@ class AuditResult:
         return [f"{name}: {word}" for name, word in self.verdict.items()]
 
     def __repr__(self) -> str:
-        text = io.StringIO()
-        console = Console(file=text, width=REPR_WIDTH, highlight=False, markup=False)
-        console.print(self.table())
-        for note in self.notes():
-            console.print(note, soft_wrap=True)
-        return "\n".join(line.rstrip() for line in text.getvalue().rstrip().split("\n"))
+        return as_text(self.table(), self.notes())
 
 
 def audit(
@@ -182,14 +174,21 @@ def audit(
         ['fedsgd', 'mpdd:m=9']
 
     """
-    if isinstance(codecs, str | Codec):
-        raise ConfigError(f"codecs = {codecs!r:.60}: expected a list of codecs, like [MPDD(m=400), 'qsgd:bits=4']")
+    if isinstance(codecs, str | Codec) or not isinstance(codecs, Iterable | None):
+        raise ConfigError(f"codecs = {quote(codecs)}: expected a list of codecs, like [MPDD(m=400), 'qsgd:bits=4']")
     if not codecs:
         raise ConfigError(
             'codecs is empty; expected some, like [MPDD(m=400)], or ["fedsgd"] for the whole gradient alone'
         )
-    if isinstance(attacks, str):
-        raise ConfigError(f"attacks = {attacks!r}: expected a list of attacks, like [{attacks!r}]")
+    if isinstance(attacks, str) or not isinstance(attacks, Iterable):
+        example = attacks if isinstance(attacks, str) else "dlg"
+        raise ConfigError(f"attacks = {quote(attacks)}: expected a list of attacks, like [{example!r}]")
+    if not isinstance(grants_labels, bool):
+        raise ConfigError(f"grants_labels = {quote(grants_labels)}: expected True or False")
+    batch = plain(batch)
+    if not isinstance(batch, int) or isinstance(batch, bool) or batch < 1:
+        raise ConfigError(f"batch = {quote(batch)}: expected a number of images, 1 or more")
+    out_folder = folder_of(out)
     for key in settings:
         if key not in RunConfig.model_fields or key in ("dataset", "model", "loss", "codec", "pixels"):
             raise ConfigError(f"{key} is no setting of an audit; see help(fedmpdd.audit) and docs/federation.md")
@@ -217,8 +216,8 @@ def audit(
         **settings,
     }
     wanted = make_audit(config, asked)
-    if out is not None:
-        return audit_folder(wanted, Path(out), progress=progress)
+    if out_folder is not None:
+        return audit_folder(wanted, out_folder, progress=progress)
     folder = Path(tempfile.mkdtemp(prefix="fedmpdd-audit-"))
     try:
         result = audit_folder(wanted, folder, progress=progress)

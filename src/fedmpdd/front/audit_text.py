@@ -1,21 +1,18 @@
 """One call from a language model, texts and codecs to what an attacker gets of them."""
 
-import io
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rich.console import Console
 from torch import nn
 from torch.nn import functional
 
 from fedmpdd.codecs import Codec
 from fedmpdd.directions import why_no_gpu
-from fedmpdd.display import Sheet, share_display, table
+from fedmpdd.display import Sheet, as_text, share_display, table
 from fedmpdd.errors import ConfigError
-from fedmpdd.front.compare import REPR_WIDTH
 from fedmpdd.imports import quote
 from fedmpdd.pages import builder
 from fedmpdd.pages.audits import display_name
@@ -94,12 +91,7 @@ class TextAuditResult:
         return [f"{name}: {word}" for name, word in self.verdict.items()]
 
     def __repr__(self) -> str:
-        text = io.StringIO()
-        console = Console(file=text, width=REPR_WIDTH, highlight=False, markup=False)
-        console.print(self.table())
-        for note in self.notes():
-            console.print(note, soft_wrap=True)
-        return "\n".join(line.rstrip() for line in text.getvalue().rstrip().split("\n"))
+        return as_text(self.table(), self.notes())
 
 
 def audit_text(

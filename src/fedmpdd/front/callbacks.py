@@ -7,7 +7,9 @@ better, `PauseWhen` when it is to go on later. `progress` shows rounds to a func
 
 import math
 
+from fedmpdd.documents import check_number
 from fedmpdd.errors import ConfigError
+from fedmpdd.imports import quote
 from fedmpdd.runs.driver import (
     AfterRound,
     Callback,
@@ -48,10 +50,9 @@ class EarlyStopping(StopWhen):
     """
 
     def __init__(self, patience: int = 5, least: float = 0.0) -> None:
-        if not isinstance(patience, int) or patience < 1 or not 0 <= least < math.inf:
-            raise ConfigError(
-                f"patience = {patience}, least = {least}: expected one evaluation at least, and 0 or more"
-            )
+        check_number("least", least, 0, math.inf, "by how much a score must be better, 0 or more")
+        if not isinstance(patience, int) or isinstance(patience, bool) or patience < 1:
+            raise ConfigError(f"patience = {quote(patience)}: expected a number of evaluations, one at least")
         self._patience, self._least = patience, least
         super().__init__(self._reason_to_stop)
 

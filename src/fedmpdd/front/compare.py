@@ -1,6 +1,5 @@
 """One call from a task and codecs to curves, tables and a page of them side by side."""
 
-import io
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
@@ -8,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 from fedmpdd.codecs import Codec
-from fedmpdd.display import Sheet, round_display, table
+from fedmpdd.display import Sheet, as_text, round_display, table
 from fedmpdd.errors import ConfigError
 from fedmpdd.front.simulate import folder_of, plain, run_config
 from fedmpdd.front.together import check_together
@@ -26,8 +24,6 @@ from fedmpdd.runs.history import History, frame_of
 from fedmpdd.simulation.config import RunConfig
 from fedmpdd.tasks.task import Task
 from fedmpdd.uplink.codec_config import CodecConfig
-
-REPR_WIDTH = 100  # characters of a line where a comparison is shown in Python
 
 
 @dataclass(frozen=True)
@@ -133,14 +129,7 @@ class Comparison:
         return [*stopped, *(f"left out: {text}" for text in self.left_out)]
 
     def __repr__(self) -> str:
-        text = io.StringIO()
-        # Plain in a notebook too, where rich would write HTML beside it, and codes of colours into the text.
-        plain: dict[str, Any] = {"force_jupyter": False, "force_terminal": False, "color_system": None}
-        console = Console(file=text, width=REPR_WIDTH, highlight=False, markup=False, **plain)
-        console.print(self.table())
-        for note in self.notes():
-            console.print(note, soft_wrap=True)
-        return "\n".join(line.rstrip() for line in text.getvalue().rstrip().split("\n"))
+        return as_text(self.table(), self.notes())
 
 
 def compare(

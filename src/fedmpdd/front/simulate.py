@@ -193,7 +193,10 @@ def run_config(
             f"task = {quote(task)}: expected fm.Task(model=…, loss=…, clients=…, test=…), which holds model and data"
         )
     beside = {key: settings.pop(key) for key in list(settings) if key in CodecConfig.model_fields and key != "name"}
-    lr = plain(lr)
+    table, lr = _codec_table(codec), plain(lr)
+    for key in beside:
+        if key in table and table[key] != beside[key]:
+            raise ConfigError(f"{key} = {quote(beside[key])}, and the codec says {key} = {table[key]!r}; keep one")
     unknown = [key for key in settings if key not in RunConfig.model_fields or key in _OF_TASK]
     for key in unknown:
         raise ConfigError(_unknown(key))
@@ -210,7 +213,7 @@ def run_config(
         "server": rule,
         "local_optimiser": None if local_optimiser is None else object_named(local_optimiser),
         "schedule": _schedule(schedule, plain(rounds)),
-        "codec": {**_codec_table(codec), **beside},
+        "codec": {**table, **beside},
         **({} if step_size is None else {"lr": step_size}),
         **settings,
     }
@@ -271,6 +274,11 @@ def _server(server: Any) -> tuple[dict[str, Any], float | None]:
             )
         return {"optimiser": server}, None
     trial = make_optimiser(server, [nn.Parameter(torch.zeros(1))], "server")
+    if "lr" not in trial.defaults:
+        raise ConfigError(
+            f"server makes a {type(trial).__name__} without lr, and the server's step size is set by it; use one that "
+            "takes lr, like torch.optim.Adam"
+        )
     return {"optimiser": object_named(server)}, float(trial.defaults["lr"])
 
 

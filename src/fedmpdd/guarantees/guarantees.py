@@ -209,10 +209,12 @@ def _assumptions(config: RunConfig, view: View, route: _Route, delta: float) -> 
 
 
 def _known_noise(view: View) -> tuple[str, ...]:
-    lost = view.exposure.noises - view.noises
-    if view.model != "clients" or lost == 0:
+    known = view.exposure.noises - view.noises
+    if view.model != "clients" or known == 0:
         return ()
-    return (f"they know their own noise: that of {lost} of a round's clients is taken off, and {view.noises} are left",)
+    return (
+        f"they know their own noise: that of {known} of a round's clients is taken off, and {view.noises} are left",
+    )
 
 
 def _of_sampling(config: RunConfig, view: View, route: _Route) -> tuple[str, ...]:

@@ -31,15 +31,15 @@ def is_linked(linkage: float | None, images: int, candidates: int = CANDIDATES) 
     """
     if linkage is None or images < 1:
         return False
-    found = round(linkage * images)
-    return found > 0 and (linkage >= MOST or luck(found, images, 1 / max(1, candidates)) <= BY_CHANCE)
+    matches = round(linkage * images)
+    return matches > 0 and (linkage >= MOST or luck(matches, images, 1 / max(1, candidates)) <= BY_CHANCE)
 
 
-def luck(found: int, count: int, chance: float) -> float:
+def luck(matches: int, count: int, chance: float) -> float:
     """Return how often somebody who guesses finds as many or more.
 
     Args:
-        found: how many were found.
+        matches: how many were identified.
         count: of how many.
         chance: of one guess.
 
@@ -48,7 +48,7 @@ def luck(found: int, count: int, chance: float) -> float:
         0.077
 
     """
-    return sum(math.comb(count, k) * chance**k * (1 - chance) ** (count - k) for k in range(found, count + 1))
+    return sum(math.comb(count, k) * chance**k * (1 - chance) ** (count - k) for k in range(matches, count + 1))
 
 
 def with_linkage(word: str, linked: bool) -> str:
@@ -84,5 +84,5 @@ def linked_sentence(sentence: str, linkage: float) -> str:
     start, _, rest = sentence.partition(": ")
     attack = rest.partition(" ")[0]
     numbers = sentence[sentence.rindex("(") + 1 : sentence.rindex(")")] if "(" in sentence else ""
-    told = f"{numbers}; " if numbers else ""
-    return f"{start}: {attack} {LINKS} ({told}linkage {linkage:.0%} among {CANDIDATES})."
+    head = f"{numbers}; " if numbers else ""
+    return f"{start}: {attack} {LINKS} ({head}linkage {linkage:.0%} among {CANDIDATES})."

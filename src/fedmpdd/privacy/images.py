@@ -140,9 +140,10 @@ def as_images(
     """
     if isinstance(data, ImageSet) and labels is None and public is None and mean is None and std is None:
         return data
-    images, found = _arrays(data, size)
-    found = found if labels is None else _labels(labels, len(images))
-    known, known_labels = (None, None) if public is None else _arrays(public, size)
+    images, targets, places = _arrays(data, size)
+    if labels is not None:
+        targets = _labels(labels, int(places[-1]) + 1)[torch.from_numpy(places)]  # the last image is always read
+    known, known_labels = (None, None) if public is None else _arrays(public, size)[:2]
     if known is not None and known.shape[1:] != images.shape[1:]:
         raise DataError(f"public images of shape {list(known.shape[1:])} came for images of {list(images.shape[1:])}")
     channels = images.shape[1]
@@ -152,7 +153,7 @@ def as_images(
     else:
         _check_box(images, known)
         means, deviations = _per_channel(mean, 0.0, channels, "mean"), _per_channel(std, 1.0, channels, "std")
-    classes, targets = _parted(found, len(images))
+    classes, targets = _parted(targets, len(images))
     attacker = None
     if known is not None:
         known_classes, _ = _parted(known_labels, len(known))
@@ -204,8 +205,8 @@ def _of_dataset(dataset: Dataset, pixels: str) -> ImageSet:
     )
 
 
-def _arrays(data: Any, size: int | Sequence[int] | None) -> tuple[Float32, Tensor | None]:
-    """Images and labels, if there are some, of whatever holds them."""
+def _arrays(data: Any, size: int | Sequence[int] | None) -> tuple[Float32, Tensor | None, NDArray[np.int64]]:
+    """Images of whatever holds them, their labels if there are some, and the places of all these among what came."""
     labels: Any = None
     if isinstance(data, str | Path):
         data, labels = read_folder(Path(data), size)
@@ -217,16 +218,17 @@ def _arrays(data: Any, size: int | Sequence[int] | None) -> tuple[Float32, Tenso
         if len(data) == 0:
             raise DataError("no images came; expected two at least: one to attack, and one that an attacker knows")
         data = torch.as_tensor(data)
-        some = _some(len(data))
-        labels = None if labels is None else labels[some]
-        images = data[torch.from_numpy(some)]
+        places = _some(len(data))
+        labels = None if labels is None else labels[places]
+        images = data[torch.from_numpy(places)]
         if not images.is_floating_point() and images.dtype != torch.uint8:
             raise DataError(f"pixels of {images.dtype} came; expected bytes (uint8), or floats as the model takes them")
         images = images.float() / 255 if images.dtype == torch.uint8 else images.float()
     else:
         store = as_store(data)
-        images, labels = _parts_of(store.gather(torch.from_numpy(_some(len(store)))))
-    return _checked(images), None if labels is None else torch.as_tensor(labels).cpu()
+        places = _some(len(store))
+        images, labels = _parts_of(store.gather(torch.from_numpy(places)))
+    return _checked(images), None if labels is None else torch.as_tensor(labels).cpu(), places
 
 
 def _some(count: int) -> NDArray[np.int64]:
@@ -314,15 +316,16 @@ def _check_box(images: Float32, known: Float32 | None) -> None:
             )
 
 
-def _per_channel(values: Sequence[float] | float | None, usual: float, channels: int, key: str) -> tuple[float, ...]:
-    if values is None or isinstance(values, int | float):
-        result: tuple[float, ...] = (usual if values is None else float(values),) * channels
-    else:
-        result = tuple(float(value) for value in values)
-    if len(result) != channels or (key == "std" and min(result) <= 0):
+def _per_channel(values: Any, default: float, channels: int, key: str) -> tuple[float, ...]:
+    try:
+        numbers = np.asarray(default if values is None else values, dtype=np.float64)
+    except (TypeError, ValueError):
+        numbers = np.array(np.nan)
+    fits = numbers.shape in ((), (channels,)) and bool(np.isfinite(numbers).all())
+    if not fits or (key == "std" and numbers.min() <= 0):
         above = ", above 0" if key == "std" else ""
-        raise ConfigError(f"{key} = {values!r:.60} for images of {channels} channels: expected a number each{above}")
-    return result
+        raise ConfigError(f"{key} = {quote(values)} for images of {channels} channels: expected a number each{above}")
+    return tuple(np.broadcast_to(numbers, channels).tolist())
 
 
 def _pictures_in(folder: Path) -> list[Path]:

@@ -110,8 +110,8 @@ class ScalarMatch:
         """See Match."""
         scalars = project(gradients, self._seen.keys, self._seen.family, self._levels.shape[1])
         if math.isfinite(self._bound):
-            lengths = scalars.square().sum(dim=1, keepdim=True).clamp_min(1e-30).sqrt()
-            scalars = scalars * (self._bound / lengths).clamp_max(1.0)
+            sizes = scalars.square().sum(dim=1, keepdim=True).clamp_min(1e-30).sqrt()
+            scalars = scalars * (self._bound / sizes).clamp_max(1.0)
         if self._seen.rounding == "exact":
             return (scalars - self._levels).square().sum(dim=1) / self._power
         if self._seen.rounding == "levels":
@@ -120,11 +120,11 @@ class ScalarMatch:
             # Inside a step every value could have been rounded so, those near the level more easily.
             unlikely = beyond.square() + 0.05 * steps.square()
             return (unlikely.sum(dim=1) * self._steps.square()) / self._power
-        norms = self._norms.clamp_min(1e-30)
+        lengths = gradients.square().sum(dim=1).clamp_min(1e-30).sqrt()
+        norms = self._norms.clamp_min(1e-30) if self._seen.sized else lengths
         margins = self._levels * scalars / norms[:, None]
         signs = torch.nn.functional.softplus(-margins / self._temperature).mean(dim=1) * self._temperature
-        length = gradients.square().sum(dim=1).clamp_min(1e-30).sqrt() / norms
-        return signs + self._norm_weight * length.log().square()
+        return signs + self._norm_weight * (lengths / norms).log().square()
 
 
 class ChoiceMatch:

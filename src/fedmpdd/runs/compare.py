@@ -22,7 +22,7 @@ from fedmpdd.runs.driver import (
     train_together,
 )
 from fedmpdd.runs.environment import environment
-from fedmpdd.runs.folders import Run
+from fedmpdd.runs.folders import Run, check_same_task, starts_of, task_hash
 from fedmpdd.runs.history import History, RunRecord, read_config, read_run
 from fedmpdd.runs.settings import check_same_run
 from fedmpdd.simulation.config import RunConfig, parse_config
@@ -174,17 +174,22 @@ def compare(
 
 
 def _check(trials: Sequence[Trial], task: Task) -> None:
-    """Refuse before the first round what could not be trained, and folders of other settings."""
+    """Refuse before the first round what could not be trained, and folders of other settings or another task."""
+    task_sha256 = task_hash(trials[0].config, task)
+    tried: set[str] = set()
     for trial in trials:
-        if trial.config.seed == trials[0].config.seed:
+        kind = json.dumps(trial.config.model_dump(mode="json", exclude={"seed", "lr", "local_lr"}), sort_keys=True)
+        if kind not in tried:  # another seed or step size is refused for nothing that this one is not
             federation_of(trial.config, task).close()
+            tried.add(kind)
         if trial.folder is None or not trial.folder.exists():
             continue
         try:
-            kept = read_config(trial.folder)
+            kept, starts = read_config(trial.folder), starts_of(trial.folder)
         except (RunError, ConfigError):
             continue  # it is left out when its turn comes
         check_same_run(trial.folder, kept, trial.config)
+        check_same_task(trial.folder, starts, task_sha256)
 
 
 @dataclass(frozen=True)

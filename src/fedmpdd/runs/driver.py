@@ -230,7 +230,12 @@ class StopWhen(Callback):
         self._ask(training)
 
     def _ask(self, training: Training) -> None:
-        self.reason = self._reason_of(training.history)
+        reason = self._reason_of(training.history)
+        if reason is not None and not isinstance(reason, str):  # False would end it too, which nobody means
+            raise ConfigError(
+                f"StopWhen's function gives {quote(reason)}; expected the reason to stop in words, or None to go on"
+            )
+        self.reason = reason
         training.is_over = training.is_over or self.reason is not None
 
 
@@ -253,6 +258,7 @@ class PauseWhen(Callback):
     """Pauses the training when it is asked to: it has a checkpoint, and goes on from there later."""
 
     def __init__(self, asked: Callable[[], bool]) -> None:
+        _check_callable("PauseWhen", asked, "nothing to whether to pause")
         self._asked = asked
 
     def after_round(self, training: Training, metrics: RoundMetrics) -> None:
@@ -284,6 +290,8 @@ class TensorBoard(Callback):
     """Writes the metrics of every round as TensorBoard events."""
 
     def __init__(self, folder: str | Path) -> None:
+        if not isinstance(folder, str | Path):
+            raise ConfigError(f'TensorBoard came with {quote(folder)}; expected a folder, like "events"')
         self.check()
         self._folder = Path(folder)
 

@@ -100,9 +100,9 @@ class Run:
     ) -> "Run":
         """Make a new run folder; nothing is written over."""
         if folder.exists():
-            raise RunError(
-                f"{folder} exists already; choose another --out, or go on with it: fedmpdd run --resume {folder}"
-            )
+            is_run = (folder / CONFIG).is_file()
+            how = f", or go on with it: fedmpdd run --resume {folder}" if is_run else "; it is no run to go on with"
+            raise RunError(f"{folder} exists already; choose another --out{how}")
         federation = _federation(config, data_dir, task)  # before anything is written: it may refuse the config
         # The folder appears with its config in it: a kill in between leaves nothing that looks like a run.
         made = folder.with_name(f".{folder.name}-{os.getpid()}")
@@ -167,19 +167,9 @@ class Run:
         run.history = History.of(rows, config.score)
         return run
 
-    def _task_sha256(self) -> str | None:
-        """A hash of a task that exists as an object alone; what has a name is found again by it."""
-        return fingerprint(self.federation.task) if self.config.dataset.startswith(OBJECT) else None
-
     def _check_task(self) -> None:
         """Raise RunError if a run would go on with other examples than those that it began with."""
-        starts = read_starts(self.folder, "delete it and resume")
-        known = next((start["task_sha256"] for start in starts if start.get("task_sha256")), None)
-        if known is not None and known != self._task_sha256():
-            raise RunError(
-                f"{self.folder} was trained with another model, other examples or another partition than those of this "
-                "task; give what it began with, or choose another folder"
-            )
+        check_same_task(self.folder, starts_of(self.folder), task_hash(self.config, self.federation.task))
 
     def _load_checkpoint(self) -> None:
         path = self.folder / CHECKPOINT
@@ -310,10 +300,10 @@ class Run:
 
     def _note_environment(self) -> None:
         path = self.folder / ENVIRONMENT
-        starts = read_starts(self.folder, "delete it and resume")
+        starts = starts_of(self.folder)
         kept, table = read_config(self.folder), self.config.model_dump(mode="json")
         here = {**environment(), **config_record(self.config), "sources": sources_of(import_paths(table))}
-        if (digest := self._task_sha256()) is not None:
+        if (digest := task_hash(self.config, self.federation.task)) is not None:
             here["task_sha256"] = digest
         if starts and (changed := differences(starts[-1], here)):
             _log.warning(
@@ -329,6 +319,26 @@ class Run:
 
 def _federation(config: RunConfig, data_dir: Path | None, task: Loaded | None) -> Federation:
     return make_federation(config, data_dir) if task is None else federation_of(config, task)
+
+
+def starts_of(folder: Path) -> list[dict[str, Any]]:
+    """Return what every start of a run noted, or raise RunError."""
+    return read_starts(folder, "delete it and resume")
+
+
+def task_hash(config: RunConfig, task: Task) -> str | None:
+    """Return a hash of a task that exists as an object alone; what has a name is found again by it."""
+    return fingerprint(task) if config.dataset.startswith(OBJECT) else None
+
+
+def check_same_task(folder: Path, starts: Sequence[Mapping[str, Any]], task_sha256: str | None) -> None:
+    """Raise RunError if a folder is of another task, by what its starts noted."""
+    known = next((start["task_sha256"] for start in starts if start.get("task_sha256")), None)
+    if known is not None and known != task_sha256:
+        raise RunError(
+            f"{folder} was trained with another model, other examples or another partition than those of this "
+            "task; give what it began with, or choose another folder"
+        )
 
 
 def read_checkpoint(

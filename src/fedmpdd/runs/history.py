@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from fedmpdd.display import readable_bytes, readable_score
 from fedmpdd.documents import Expected, is_count, is_number, parse_json, problem_in, read_json
 from fedmpdd.errors import ConfigError, DocumentError, MissingDependencyError, RunError
-from fedmpdd.imports import Trust, check_trust, import_paths, quote
+from fedmpdd.imports import Trust, check_trust, find_again, import_paths, quote
 from fedmpdd.runs.settings import check_unchanged, without_config_record
 from fedmpdd.simulation.config import RunConfig, parse_config
 
@@ -319,15 +319,29 @@ def read_config(folder: Path, trust_imports: Trust | None = None) -> RunConfig:
     """
     path = folder / CONFIG
     if not path.is_file():
-        raise RunError(f"{folder} is not a run: it has no {CONFIG}; start one with fedmpdd run CONFIG --out {folder}")
+        how = f"start one with fedmpdd run CONFIG --out {folder}" if not folder.exists() else "name another folder"
+        raise RunError(f"{folder} is not a run: it has no {CONFIG}; {how}")
     remedy = f"put back what it was, or delete {folder} and start the run again"
     values = read_json(path, remedy, largest=LARGEST_CONFIG)
     config = parse_config(values, follow_imports=False)
-    check_unchanged(path, values, read_starts(folder, remedy))
+    starts = read_starts(folder, remedy)
+    check_unchanged(path, values, starts)
     if trust_imports is None:
         return config
     check_trust(import_paths(values), str(path), trust_imports)
+    find_again(_sources_in(starts))
     return parse_config(values)
+
+
+def _sources_in(starts: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, str]]:
+    """The files that a run was last trained with; what is damaged in it is left out."""
+    sources = starts[-1].get("sources", {}) if starts else {}
+    kept = sources.items() if isinstance(sources, dict) else ()
+    return {
+        key: source
+        for key, source in kept
+        if isinstance(source, dict) and all(isinstance(source.get(name), str) for name in ("path", "file"))
+    }
 
 
 def read_starts(folder: Path, remedy: str) -> list[dict[str, Any]]:

@@ -286,11 +286,11 @@ class SecureClient:
                 raise InputError(f"{name} = {value!r}: expected a number from {least} {upto}")
         self._check_crowd(terms.threshold, "may be all that are left by these terms")
         if colluders is not None and terms.neighbours:
-            enough = enough_neighbours(terms.clients, terms.clients - terms.threshold, colluders, failure=1.0)
-            if not 0 < enough <= terms.neighbours:
+            fewest = enough_neighbours(terms.clients, terms.clients - terms.threshold, colluders, failure=1.0)
+            if not 0 < fewest <= terms.neighbours:
                 raise SecureSumError(
                     f"the terms say {terms.neighbours} neighbours, and with {colluders} of {terms.clients} clients in "
-                    f"league with the server it takes {enough or 'everybody'}: nothing is told"
+                    f"league with the server it takes {fewest or 'everybody'}: nothing is told"
                 )
         if self._identity is not None:
             self._identity.check(terms, client)

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fedmpdd.codecs import DeComFL, ScalarCodec
-from fedmpdd.directions import Key, direction
+from fedmpdd.codecs import LossCodec, ScalarCodec
+from fedmpdd.directions import Key
 from fedmpdd.errors import ConfigError, FedmpddError
 from fedmpdd.imports import words_and_line_of
 from fedmpdd.simulation import forward, sampling
@@ -24,6 +24,7 @@ from fedmpdd.simulation.layers import LayerGradients, handles
 from fedmpdd.simulation.linear_layers import LinearLayerGradients, equal_frozen, has_linear_layers
 from fedmpdd.simulation.local_steps import LocalTraining
 from fedmpdd.simulation.workers import Workers
+from fedmpdd.simulation.zeroth_order import ZerothOrder
 from fedmpdd.tasks.losses import logits_of
 from fedmpdd.tasks.objective import Objective
 from fedmpdd.tasks.randomness import ClientRandomness, visible_draws
@@ -164,7 +165,7 @@ class ClientStep:
     def _by_linear_layers(self) -> bool:
         """Whether linear layers are all that is trained, as in adapters, and nothing mixes the examples of a batch."""
         config, objective = self._config, self._objective
-        if config.gradients not in ("auto", "layers") or config.source != "backward":
+        if config.gradients not in ("auto", "layers") or config.source == "forward":
             return False
         if objective.loss.per_example is None or objective.mixes_examples or not has_linear_layers(objective):
             return False
@@ -426,25 +427,53 @@ class ClientStep:
             return nullcontext()
         return ClientRandomness(seeds, vectorised=vectorised, device=self._device)
 
-    def slopes(self, flat: Tensor, work: Work, codec: DeComFL, key: Key) -> Computed:
-        """Return (f(x + μu) − f(x − μu)) / 2μ [clients, directions] along those of a shared key.
-
-        All clients move to the same two points, so that their examples go through the network together.
-        """
-        slopes = np.empty((len(work.clients), codec.count))
-        losses = torch.empty(len(work.clients), dtype=torch.float64, device=self._device)
+    def slopes(self, flat: Tensor, work: Work, codec: LossCodec, keys: list[Key]) -> Computed:
+        """Return what clients that compute losses only encode [clients, m]: see zeroth_order."""
+        zeroth_order = ZerothOrder.of(self._config, codec)
+        scalars = np.empty((len(work.clients), codec.count))
+        steps = (work.batches.shape[1],) if self._config.trains_locally else ()
+        losses = torch.empty((len(work.clients), *steps), dtype=torch.float64, device=self._device)
 
         def compute(objective: Objective, rows: _Rows) -> None:
-            with torch.no_grad():
-                for j in range(codec.count):
-                    step = codec.step * torch.from_numpy(direction(key, codec.count, j, self._d)).to(self._device)
-                    ahead, behind = (self._client_losses(objective, flat + sign * step, rows) for sign in (1, -1))
-                    slopes[rows.clients, j] = (ahead - behind).cpu().numpy() / (2 * codec.step)
-                losses[rows.clients] = self._client_losses(objective, flat, rows)
+            def losses_at(models: Tensor, step: int) -> Tensor:
+                return self._client_losses(objective, models, self._at_step(rows, work, step))
 
-        with visible_draws() if self._draws else nullcontext():
+            def losses_of_all(models: Tensor, step: int) -> Tensor:
+                return self._losses_of_all(objective, models, self._at_step(rows, work, step))
+
+            with torch.no_grad():
+                some = [keys[number] for number in rows.numbers]
+                at_once = self._models_at_once(rows.examples.size)
+                scalars[rows.clients], losses[rows.clients] = zeroth_order.scalars(
+                    losses_at, flat, some, losses_of_all=losses_of_all if at_once > 1 else None, at_once=at_once
+                )
+
+        with visible_draws() if self._draws else nullcontext(), blamed_on_the_task(work.round):
             self._workers.map(compute, self._cut(work, 0))
-        return Computed(slopes, losses)
+        return Computed(scalars, losses)
+
+    def _models_at_once(self, examples: int) -> int:
+        """How many models, each with so many examples, one pass takes side by side."""
+        if self._method != "layers" or self._linear_layers is None:
+            return 1
+        if self._device.type == "cuda":
+            return self._fitting(examples, 1)
+        return max(1, CHUNK_EXAMPLES // examples)
+
+    def _losses_of_all(self, objective: Objective, models: Tensor, rows: _Rows) -> Tensor:
+        """The losses [models, clients] of all clients at each of some models [models, d], in float64."""
+        assert self._linear_layers is not None
+        clients = len(rows.examples)
+        batch = tree_map(lambda leaf: leaf.expand(len(models), *leaf.shape).flatten(0, 1), self._gathered(rows))
+        together = models.repeat_interleave(clients, dim=0)
+        losses = self._linear_layers.losses(objective, together, batch, precise=True)
+        return losses.view(len(models), clients).double()
+
+    def _at_step(self, rows: _Rows, work: Work, step: int) -> _Rows:
+        """The same clients at another of their steps."""
+        clients = work.clients[rows.clients]
+        seeds = [sampling.training_seed(self._config, work.round, client, step) for client in clients]
+        return _Rows(rows.clients, work.batches[rows.clients, step], seeds)
 
     def derivatives(self, flat: Tensor, work: Work, codec: ScalarCodec, keys: list[Key]) -> Computed:
         """Return d/dt f_i(x + t·u) at t = 0 [clients, count] along the directions of each client's key.
@@ -473,16 +502,44 @@ class ClientStep:
         return self._method == "loop" or self._draws
 
     def _client_losses(self, objective: Objective, flat: Tensor, rows: _Rows) -> Tensor:
-        """The losses of clients at one model, in float64."""
+        """The losses of clients at one model [d], or at one per client [clients, d], in float64."""
         batch, loss = self._gathered(rows), objective.loss
+        if flat.ndim == 2:
+            return self._losses_apart(objective, flat, batch, rows.seeds)
         if loss.per_example is not None and not self._draws and not objective.mixes_examples:
-            inputs, targets = batch
-            outputs = logits_of(objective.outputs(flat, inputs.flatten(0, 1))).double()
-            return loss.per_example(outputs, targets.flatten(0, 1)).view(len(targets), -1).mean(dim=1)
+            *inputs, targets = batch
+            outputs = objective.outputs(flat, *(part.flatten(0, 1) for part in inputs))
+            return loss.per_client(logits_of(outputs).double(), targets)
+        if self._method == "loop":
+            return self._losses_apart(objective, flat.expand(len(rows.seeds), -1), batch, rows.seeds)
         with self._randomness(rows.seeds, vectorised=True):
             together = torch.func.vmap(objective, in_dims=(None, 0), randomness="different" if self._draws else "error")
             losses: Tensor = together(flat, batch)
             return losses.double()
+
+    def _losses_apart(self, objective: Objective, models: Tensor, batch: Batch, seeds: Any) -> Tensor:
+        """The losses of clients at one model each [clients, d], in float64."""
+
+        def value(flat: Tensor, one: Batch) -> Tensor:
+            if objective.loss.per_example is None:
+                return objective(flat, one).double()
+            *inputs, targets = one  # in float64 from the outputs on: a slope is the difference of two such losses
+            outputs = logits_of(objective.outputs(flat, *inputs)).double()
+            return objective.loss.per_client(outputs, targets[None])[0]
+
+        if self._method == "layers" and self._linear_layers is not None:
+            return self._linear_layers.losses(objective, models, batch, precise=True).double()
+
+        if self._method == "loop":
+            values = []
+            for i, seed in enumerate(seeds):
+                with self._randomness([seed], vectorised=False):
+                    values.append(value(models[i], _of_client(batch, i)))
+            return torch.stack(values)
+        with self._randomness(seeds, vectorised=True):
+            together = torch.func.vmap(value, in_dims=(0, 0), randomness="different" if self._draws else "error")
+            losses: Tensor = together(models, batch)
+            return losses
 
     @property
     def _most_clients(self) -> int:

@@ -176,11 +176,14 @@ class RunConfig(BaseModel):
         codec = self.codec.build()
         protection = self.codec.protection()
         check_parts(codec, self.codec.keys, protection=protection, mean_bits=self.downlink_bits)
-        if self.source != "backward" and (self.trains_locally or self.codec.error_feedback):
+        needs_gradient = self.codec.error_feedback or (self.trains_locally and self.source == "forward")
+        if self.source != "backward" and needs_gradient:
             raise ConfigError(
                 f"clients that make scalars by {self.source} have no gradient, which local_steps above 1 step along "
                 'and error_feedback remembers; leave these out, or use client = "backward" and another codec'
             )
+        if self.source == "losses" and self.trains_locally:
+            self._check_steps_along_slopes(codec.along_directions().count)
         if self.client == "forward":
             codec.along_directions()
         if self.journaled and self.codec.error_feedback:
@@ -199,6 +202,24 @@ class RunConfig(BaseModel):
                 self.secure.check(self.per_round)
             except ConfigError as error:
                 raise ConfigError(f"secure.{error}") from None
+
+    def _check_steps_along_slopes(self, count: int) -> None:
+        """Raise ConfigError unless the directions of an update can be shared out to the steps of a client."""
+        if self.local_epochs is not None:
+            raise ConfigError(
+                f"local_epochs = {self.local_epochs} with {self.codec.name}: a client of few examples would have fewer "
+                "steps than its update has directions; give local_steps"
+            )
+        if self.local_optimiser is not None:
+            raise ConfigError(
+                f"local_optimiser = {self.local_optimiser!r} with {self.codec.name}: what its steps leave behind is no "
+                "sum along directions; leave it out, and clients step along their slopes"
+            )
+        if count % self.local_steps:
+            raise ConfigError(
+                f"local_steps = {self.local_steps} do not share out the {count} directions of {self.codec.name}; "
+                "expected a number of steps that divides m"
+            )
 
     @property
     def trains_locally(self) -> bool:
@@ -339,6 +360,8 @@ def load_config(source: str | Path, overrides: Sequence[str] | None = None) -> R
         20
 
     """
+    if isinstance(overrides, str):
+        raise ConfigError(f"overrides = {overrides!r:.60}: expected a list of them, like ['rounds=20']")
     values = read_table(source)
     values.pop("audit", None)  # how it would be attacked is nothing to a training
     return parse_config(apply_overrides(values, overrides or []))
@@ -347,6 +370,8 @@ def load_config(source: str | Path, overrides: Sequence[str] | None = None) -> R
 def read_table(source: str | Path) -> dict[str, Any]:
     """Read a config by shipped name or path as a table, unchecked."""
     shipped = shipped_configs()
+    if not isinstance(source, str | Path):
+        raise ConfigError(f"config {source!r:.60} came; expected a file, or a shipped name: {', '.join(shipped)}")
     path = Path(source)
     source = str(source)
     if source in shipped:
@@ -367,8 +392,11 @@ def read_table(source: str | Path) -> dict[str, Any]:
 def apply_overrides(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Return a config's table with `key=value` changes, keys of inner tables written with dots."""
     # A codec's name first: it clears the parameters of the one before.
-    for override in sorted(overrides, key=lambda text: not text.startswith("codec.name=")):
-        _apply(values, override)
+    for override in sorted(overrides, key=lambda text: not text.startswith(("codec=", "codec.name="))):
+        key, value = parse_override(override)
+        words = key == "codec" and isinstance(value, str)
+        for change in codec_overrides(value) if words else [override]:
+            _apply(values, change)
     return values
 
 

@@ -258,7 +258,7 @@ class Federation:
             return (yield from self._client_step.steps(self.flat, work))
         with reproducible_arithmetic(self.config):
             if self._source == "losses":
-                return self._client_step.slopes(self.flat, work, codec, plan.keys[0])
+                return self._client_step.slopes(self.flat, work, codec, plan.keys)
             return self._client_step.derivatives(self.flat, work, codec, plan.keys)
 
     def _encode(self, computed: Tensor | NDArray[np.float64], plan: "_Plan") -> Any:

@@ -20,9 +20,8 @@ def directions(codec: ScalarCodec, key: Key, begin: int, end: int, d: int) -> Te
     family = family_named(codec.family)
     one, factor = np.ones((1, 1), np.float32), np.ones(1)
     rows = torch.zeros(end - begin, d)
-    for row, j in zip(rows.numpy(), range(begin, end), strict=True):
-        # One scalar, 1, decodes to its direction, without rounding; it is number slot·m + j of updates of one scalar.
-        one_key = Key(key.seed, key.slot * codec.count + j)
+    for row, one_key in zip(rows.numpy(), codec.direction_keys(key, begin, end), strict=True):
+        # One scalar, 1, decodes to its direction, without rounding.
         if isinstance(family, Rademacher):
             family.decode_slice(one, factor, [one_key], row, 0)
         else:

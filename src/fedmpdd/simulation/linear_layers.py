@@ -5,13 +5,12 @@ clients may stand at different models, and what is frozen is multiplied once for
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from fedmpdd.tasks.losses import IGNORED, CrossEntropy, Loss, inputs_and_targets, logits_of
+from fedmpdd.tasks.losses import inputs_and_targets, logits_of
 from fedmpdd.tasks.objective import Objective
 from fedmpdd.tasks.stores import Batch
 
@@ -95,31 +94,25 @@ class LinearLayerGradients:
         gradients.copy_(torch.autograd.grad(losses.sum(), models)[0])
         return losses.detach()
 
-    def losses(self, objective: Objective, models: Tensor, batch: Batch) -> Tensor:
-        """Return losses [clients], which can be differentiated in the models, and again where the network can be.
+    def losses(self, objective: Objective, models: Tensor, batch: Batch, *, precise: bool = False) -> Tensor:
+        """Return the losses [models] of batches [models, batch, …], each at its own model [models, d].
+
+        They can be differentiated in the models, and again where the network can be.
 
         Args:
-            objective: what clients minimise.
-            models: of the clients [clients, d].
-            batch: their examples [clients, batch, …].
+            objective: what clients minimise; one thread uses it at a time.
+            models: parameters.
+            batch: examples.
+            precise: whether what leaves the network is float64 from there on.
 
         """
         if objective not in self._with_rows:
             self._with_rows[objective] = _with_rows(objective)
             self._with_rows[objective].network.train(self._training)
-        *inputs, targets = tree_map(lambda leaf: leaf.flatten(0, 1), inputs_and_targets(batch))
-        outputs = self._with_rows[objective].outputs(models, *inputs)
-        return _client_losses(objective.loss, outputs, targets, len(models))
-
-
-def _client_losses(loss: Loss, outputs: Any, targets: Tensor, clients: int) -> Tensor:
-    """The mean loss of each client, as it would be of its batch alone."""
-    assert loss.per_example is not None
-    if not isinstance(loss, CrossEntropy):
-        return loss.per_example(outputs, targets).view(clients, -1).mean(dim=1)
-    each = loss.per_example(logits_of(outputs), targets)
-    counted = (targets != IGNORED).view(clients, -1).sum(dim=1)
-    return each.view(clients, -1).sum(dim=1) / counted
+        *inputs, targets = inputs_and_targets(batch)
+        inputs = tree_map(lambda leaf: leaf.flatten(0, 1), inputs)
+        outputs = logits_of(self._with_rows[objective].outputs(models, *inputs))
+        return objective.loss.per_client(outputs.double() if precise else outputs, targets)
 
 
 def _with_rows(objective: Objective) -> Objective:

@@ -47,6 +47,17 @@ class Loss:
 
     per_example: Callable[[Tensor, Tensor], Tensor] | None = None  # the loss of each example, where it is known
 
+    def per_client(self, outputs: Any, targets: Tensor) -> Tensor:
+        """Return the mean loss of each client, where the loss of each example is known.
+
+        Args:
+            outputs: of all examples, one client's after another's.
+            targets: theirs [clients, batch, …].
+
+        """
+        assert self.per_example is not None
+        return self.per_example(logits_of(outputs), targets.flatten(0, 1)).reshape(len(targets), -1).mean(dim=1)
+
     def total(self, outputs: Any, targets: Tensor) -> tuple[float, int]:
         """Return the sum of the losses of test examples, and what to divide it by."""
         return float(_scalar(self.function(outputs, targets))) * len(targets), len(targets)
@@ -67,6 +78,11 @@ class CrossEntropy(Loss):
     def per_example(outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of each example and position."""
         return functional.cross_entropy(outputs, targets, reduction="none")
+
+    def per_client(self, outputs: Any, targets: Tensor) -> Tensor:
+        """See Loss; what is padded counts no more here than in the loss of one client."""
+        losses = self.per_example(logits_of(outputs), targets.flatten(0, 1)).reshape(len(targets), -1)
+        return losses.sum(dim=1) / (targets != IGNORED).flatten(1).sum(dim=1)
 
     def total(self, outputs: Any, targets: Tensor) -> tuple[float, int]:
         """See Loss."""
@@ -172,4 +188,6 @@ def _scalar(value: Any) -> Tensor:
     if not isinstance(value, Tensor) or value.ndim != 0:
         came = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
         raise ConfigError(f"the loss gives {came}; expected one number, a tensor of no dimensions: take its mean")
+    if value.is_complex():
+        raise ConfigError(f"the loss gives a number of {value.dtype}; expected a real one: take its abs() or real")
     return value if value.is_floating_point() else value.float()

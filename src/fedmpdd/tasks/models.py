@@ -155,7 +155,13 @@ def _build(
             make_uniform(module)
     finally:
         torch.random.set_rng_state(state)
-    return flatten(module.float(), f"model = {name!r}")
+    return flatten(_as_float32(module), f"model = {name!r}")
+
+
+def _as_float32(module: nn.Module) -> nn.Module:
+    """The module in float32, unless it has adapters on a frozen base in bfloat16, which stays half as large."""
+    has_half = any(value.dtype == torch.bfloat16 and not value.requires_grad for value in module.parameters())
+    return module if has_half else module.float()
 
 
 def _known(name: str, shape: tuple[int, int, int] | None, classes: int) -> nn.Module:

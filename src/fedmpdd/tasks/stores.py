@@ -382,6 +382,8 @@ def _tensor(part: Any) -> Tensor:
         if part.dtype.kind not in "biuf":
             raise DataError(f"an array of {part.dtype} came; expected numbers: turn words into them before")
         part = torch.from_numpy(np.ascontiguousarray(part if part.flags.writeable else part.copy()))
+    if part.layout != torch.strided:
+        raise DataError(f"a tensor of layout {part.layout} came, of which no examples can be taken; call to_dense()")
     return _plain(part)
 
 

@@ -6,7 +6,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +29,10 @@ from fedmpdd.tasks.randomness import ClientRandomness
 from fedmpdd.tasks.stores import Columns, JoinedStore, Store, as_store
 from fedmpdd.torch.frozen import copy_sharing_frozen
 
+_NO_RECOMPUTATION = (
+    "torch.utils.checkpoint, or other hooks on saved tensors: parts of the model would run again when the parameters "
+    "of the call are no longer in it; leave them out while clients train"
+)
 _LOOKED_AT = 16  # examples and clients that a fingerprint is made of
 
 Maker = Callable[[str, int], tuple[FlatModel, Tensor]]  # of a model and its first parameters, from init and seed
@@ -250,7 +254,8 @@ def check_objective(objective: Objective, flat: Tensor, store: Store, *, has_gra
 
     Raises:
         ConfigError: the model does not take the examples, the loss does not take its outputs or depends on no
-            parameter, or a forward pass changes a buffer, which no update would carry.
+            parameter, a forward pass changes a buffer, which no update would carry, or the model would run parts of
+            itself again in the backward pass, as torch.utils.checkpoint does.
 
     """
     batch = store.gather(torch.arange(min(2, len(store))))
@@ -268,7 +273,7 @@ def check_objective(objective: Objective, flat: Tensor, store: Store, *, has_gra
                 *inputs, _ = inputs_and_targets(batch)
                 with torch.no_grad():
                     check_outputs(logits_of(asked.outputs(flat, *inputs)))
-            with no_broadcasting():
+            with no_broadcasting(), _no_recomputation() if has_gradient else nullcontext():
                 value = asked(flat.detach().requires_grad_(has_gradient), batch)
         except FedmpddError:
             raise
@@ -287,6 +292,11 @@ def check_objective(objective: Objective, flat: Tensor, store: Store, *, has_gra
                 "constant while training"
             )
     return bool(randomness.draws)
+
+
+def _no_recomputation() -> AbstractContextManager[None]:
+    """Within the block hooks on saved tensors are an error: what they compute later finds other parameters."""
+    return torch.autograd.graph.disable_saved_tensors_hooks(_NO_RECOMPUTATION)
 
 
 @contextmanager

@@ -71,8 +71,8 @@ def lora(
         raise ConfigError(f"alpha = {quote(alpha)}: expected a number above 0, or None for 2·rank")
     number = _seed(seed)
     targets = _names(targets, "targets")
-    chosen = _in_blocks(_matching(model, targets), layers)
     heads = _heads(model, _names(head, "head"))
+    chosen = _in_blocks(_outside(_matching(model, targets), heads), layers)
     base = copy_sharing_frozen(model, {name: value.detach() for name, value in model.named_parameters()})
     kind = _task_type(base, heads)
     config = peft.LoraConfig(
@@ -117,7 +117,7 @@ def save_adapter(model: nn.Module, folder: str | Path, parameters: str | Path | 
     `peft.PeftModel.from_pretrained(base, folder)` gives the model again.
 
     Args:
-        model: of `fm.lora`, or `history.model` of a training.
+        model: of `fm.lora`, or `history.model` of a training; what wraps such a model will do.
         folder: where to; files of an earlier adapter in it are written over.
         parameters: other numbers than those that the model holds: a file that `fedmpdd replay --model` wrote, the
             checkpoint of a run, or a vector [d].
@@ -134,20 +134,30 @@ def save_adapter(model: nn.Module, folder: str | Path, parameters: str | Path | 
 
     """
     peft = _peft("fm.save_adapter")
-    if not isinstance(model, peft.PeftModel):
-        raise ConfigError(f"model = a {type(model).__name__} without adapters; expected one of fm.lora")
+    adapted = _adapted_part(peft, model)
     folder = Path(folder)
     state = None
     if parameters is not None:
-        state = _with_parameters(model, parameters)
+        state = _with_parameters(adapted, parameters)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             # Otherwise PEFT asks the hub whether the base has other embeddings there.
-            model.save_pretrained(str(folder), save_embedding_layers=False, state_dict=state)
+            adapted.save_pretrained(str(folder), save_embedding_layers=False, state_dict=state)
     except (OSError, ValueError, SafetensorError) as error:
         raise RunError(f"{folder} cannot be written: {words_of(error)}; choose another folder") from None
     return folder
+
+
+def _adapted_part(peft: Any, model: Any) -> Any:
+    """The model of PEFT that a module is, or that it wraps, as those of fm.text do."""
+    parts = (
+        [part for part in model.modules() if isinstance(part, peft.PeftModel)] if isinstance(model, nn.Module) else []
+    )
+    if len(parts) != 1:
+        has = "without adapters" if not parts else f"with {len(parts)} models that have adapters"
+        raise ConfigError(f"model = a {type(model).__name__} {has}; expected one of fm.lora")
+    return parts[0]
 
 
 def _peft(what: str) -> Any:
@@ -209,6 +219,16 @@ def _matching(model: nn.Module, targets: Sequence[str]) -> list[tuple[str, nn.Mo
                 f"targets has {target!r}, and the model has no linear layer of that name; it has {some or 'none'}"
             )
     return [(name, module) for name, module in linear if any(_ends_with(name, target) for target in targets)]
+
+
+def _outside(named: list[tuple[str, nn.Module]], heads: Sequence[str]) -> list[tuple[str, nn.Module]]:
+    """The layers that are in no head, where they are trained whole."""
+    left = [(name, layer) for name, layer in named if not any(f".{head}." in f".{name}." for head in heads)]
+    if not left:
+        raise ConfigError(
+            f"all layers of targets are in head = {quote(tuple(heads))}, which is trained whole; name others"
+        )
+    return left
 
 
 def _shortened(model: nn.Module, targets: Sequence[str], chosen: list[str]) -> list[str]:

@@ -140,6 +140,9 @@ class Server:
                 "keys came, and frames carry what is needed here; leave keys out, or make both sides with "
                 "assigned_keys=True"
             )
+        for name, values in (("keys", keys), ("weights", weights)):
+            if values is not None and not isinstance(values, Sequence | np.ndarray):
+                raise CodecError(f"{name} = {quote(values)}: expected a list with one of each frame")
         if keys is not None and len(keys) != len(frames):
             raise CodecError(f"{len(frames)} frames came with {len(keys)} keys; each needs the one it was made with")
         if session.assigns_key and keys is None:

@@ -70,7 +70,7 @@ class CodecConfig(BaseModel):
         """Return the config of a codec that is there as an object; what is default is left out, as in words.
 
         A class of somebody's own stands in it by its import path, or, where it has none, by a name that this process
-        alone knows.
+        alone knows. Of a codec that makes sense with shared keys alone it says so.
         """
         check_is_codec(codec)
         values = {name: getattr(codec, name) for name in parameter_names(type(codec))}
@@ -80,9 +80,10 @@ class CodecConfig(BaseModel):
                     f"{codec.name} has {name} = {value!r:.60}, which no file can hold; parameters of a codec are "
                     "numbers, words, truth values, None, and tuples of these"
                 )
-        usual = default_values(type(codec))
-        changed = {name: value for name, value in values.items() if name not in usual or value != usual[name]}
-        return cls.model_validate({"name": config_name_of(type(codec)), **changed})
+        defaults = default_values(type(codec))
+        changed = {name: value for name, value in values.items() if name not in defaults or value != defaults[name]}
+        keys = {"keys": "shared"} if codec.shares_key else {}
+        return cls.model_validate({"name": config_name_of(type(codec)), **keys, **changed})
 
     def protection(self) -> Protection | None:
         """Return what protects updates, if anything does."""
@@ -200,6 +201,12 @@ def codec_overrides(text: str) -> list[str]:
     name, *parameters = _split(text.strip(), ":")
     if parameters and name not in CODECS and (is_import_path(name) or "=" not in parameters[0].partition("(")[0]):
         name = f"{name}:{parameters.pop(0)}"
+    for parameter in parameters:
+        if "=" not in parameter:
+            key = next(iter(parameter_names(CODECS[name])), "keys") if name in CODECS else "m"
+            raise ConfigError(
+                f"codec {text!r:.200}: {parameter!r} is no parameter; write key=value, like {name}:{key}=…"
+            )
     return [f"codec.name={name}", *(f"codec.{parameter}" for parameter in parameters)]
 
 
@@ -251,4 +258,6 @@ def explain(problem: Any, table: Sequence[str] = ()) -> str:
     message = str(problem["msg"]).removeprefix("Value error, ")
     if problem["type"] == "value_error":
         return f"{where}: {message}" if where else message
+    if problem["type"] in ("model_type", "dict_type"):
+        return f"{where} = {problem['input']!r:.60}: expected a table of keys; write each like {where}.KEY=…"
     return f"{where} = {problem['input']!r}: {message[0].lower()}{message[1:]}"

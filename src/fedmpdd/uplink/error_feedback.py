@@ -51,10 +51,10 @@ class ErrorFeedback:
         """Raise CodecError if vectors of d coordinates would grow without bound, or have nothing to remember."""
         if self.codec.source != "gradient":
             raise CodecError(f"{self.codec.name} encodes losses, not gradients: there is no error to feed back")
-        lost = None if self.codec.variance_is_bound else self.codec.variance(d)
-        if lost is not None and lost >= 1:
+        part = None if self.codec.variance_is_bound else self.codec.variance(d)
+        if part is not None and part >= 1:
             raise CodecError(
-                f"{self.codec} loses {lost:.3g} times the square of what it encodes at d = {d}, so that memories would "
+                f"{self.codec} loses {part:.3g} times the square of what it encodes at d = {d}, so that memories would "
                 "grow without bound; expected less than 1: send more, or use a codec such as topk or signsgd"
             )
 

@@ -18,6 +18,7 @@ from fedmpdd.codecs import Batch, Codec, ScalarCodec
 from fedmpdd.codecs.arithmetic import sphere_factor
 from fedmpdd.codecs.backends import HOST
 from fedmpdd.codecs.base import LARGEST_COORDINATE, Float32
+from fedmpdd.codecs.scalar_codes import SignCode
 from fedmpdd.directions import Key, family_named
 from fedmpdd.errors import CodecError
 
@@ -85,7 +86,7 @@ class Protection:
         if self.scale_grid is not None and not self._has_signs:
             raise CodecError(
                 f"scale_grid = {self.scale_grid} with {self.codec} hides nothing: the size of its scalars tells the "
-                "norm; it is for bits = 1"
+                "norm, or nothing does; it is for bits = 1"
             )
         if self.clip is None and self.scale_grid is None:
             raise CodecError("neither clip nor scale_grid is set, so that nothing is protected; use the codec itself")
@@ -96,7 +97,8 @@ class Protection:
 
     @property
     def _has_signs(self) -> bool:
-        return self._scalar_codec.scalars.rounding == "signs"
+        """Whether scalars are signs that come with a scale."""
+        return isinstance(self._scalar_codec.scalars, SignCode)
 
     @property
     def bound(self) -> float:

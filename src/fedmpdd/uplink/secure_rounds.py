@@ -117,9 +117,9 @@ class SecureRounds:
             return
         from fedmpdd.secure_sum import enough_neighbours  # needs a package that others do not
 
-        enough = enough_neighbours(clients, clients - self.threshold(clients), self.colluders(clients))
-        if enough == 0 or not enough <= self.neighbours < clients - 1:
-            advice = f"{enough} or more, below {clients - 1}" if enough else "0, everybody"
+        fewest = enough_neighbours(clients, clients - self.threshold(clients), self.colluders(clients))
+        if fewest == 0 or not fewest <= self.neighbours < clients - 1:
+            advice = f"{fewest} or more, below {clients - 1}" if fewest else "0, everybody"
             raise ConfigError(
                 f"neighbours = {self.neighbours}: {clients} clients, of whom {self.dropouts} drop out and "
                 f"{self.colluding} collude, need {advice}"

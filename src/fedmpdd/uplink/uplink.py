@@ -214,7 +214,7 @@ def check_parts(
     mean_bits: int | None = None,
 ) -> None:
     """Raise CodecError where parts of an uplink cannot work together, whatever the model."""
-    if codec.source == "losses" and keys != "shared":
+    if codec.shares_key and keys != "shared":
         raise CodecError(f'{codec.name} moves one model along the same directions for all clients; set keys = "shared"')
     if mean_bits is not None:
         codec.along_directions()

@@ -30,6 +30,7 @@ from fedmpdd.errors import (
     UnknownCodecError,
     VersionError,
 )
+from fedmpdd.imports import quote
 
 MAGIC = b"FMPD"
 VERSION = 1
@@ -121,6 +122,18 @@ def _check_sum(checksum: int, expected: int) -> None:
         )
 
 
+def _check_update(update: object) -> None:
+    if not isinstance(update, Update):
+        raise CodecError(f"a frame holds one update, and {quote(update)} came; pack those of a list one by one")
+
+
+def _view_of(frame: bytes | bytearray | memoryview) -> memoryview:
+    try:
+        return memoryview(frame).cast("B")
+    except TypeError:
+        raise MagicError(f"{quote(frame)} came, which is no frame; expected bytes") from None
+
+
 def _check_limits(codec: Codec, d: int, slot: int, limits: Limits) -> None:
     if not 1 <= d <= limits.max_d:
         raise LimitError(f"d = {d} is outside 1 to {limits.max_d}; if models are that large here, raise Limits.max_d")
@@ -144,6 +157,7 @@ def _check_limits(codec: Codec, d: int, slot: int, limits: Limits) -> None:
 
 def pack(update: Update) -> bytes:
     """Return the self-contained frame of an update: whoever reads it needs to know nothing else."""
+    _check_update(update)
     if not update.codec.fits_header():
         raise CodecError(f"{update.codec.name} does not fit a self-contained frame; use a Session on both sides")
     body = header_of(update.codec, update.d, update.key) + payload_of(update)
@@ -162,7 +176,7 @@ def unpack(
     A server that knows which `codec` and `d` to expect passes them: then no client can choose others for it. They are
     compared with the header before anything behind it is looked at, or copied.
     """
-    view = memoryview(frame).cast("B")
+    view = _view_of(frame)
     header = _read_header(view)
     if (codec is not None and header.codec != codec) or (d is not None and header.d != d):
         raise SessionMismatchError(
@@ -243,6 +257,7 @@ class Session:
 
     def pack(self, update: Update) -> bytes:
         """Return the compact frame of an update."""
+        _check_update(update)
         if update.codec != self.codec or update.d != self.d:
             raise CodecError(
                 f"the update is from {update.codec} with d = {update.d}, "
@@ -265,7 +280,7 @@ class Session:
                 "the key that the client was given" if self.assigns_key else "no key: frames carry what is needed"
             )
             raise KeyRangeError(f"unpack got key = {key!r}, this session needs {expected}")
-        view = memoryview(frame).cast("B")
+        view = _view_of(frame)
         if len(view) < _SMALLEST_COMPACT:
             raise TruncatedFrameError(
                 f"{len(view)} bytes came, the smallest frame has {_SMALLEST_COMPACT}; ask for it again"

@@ -41,5 +41,5 @@ def relative_errors(
     """‖decoded mean − mean gradient‖² / mean ‖gradient‖² of each round."""
     mean = gradients.astype(np.float64).mean(axis=0)
     scale = squared(gradients) / len(gradients)
-    found = estimates(codec, gradients, draws, seed, partitioned=partitioned)
-    return np.array([squared(estimate - mean) for estimate in found]) / scale
+    means = estimates(codec, gradients, draws, seed, partitioned=partitioned)
+    return np.array([squared(estimate - mean) for estimate in means]) / scale

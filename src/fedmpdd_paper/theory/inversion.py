@@ -222,9 +222,9 @@ def _lemma_5(say: Say) -> Iterator[Row]:
         errors, right = [], 0
         for number, (image, label) in enumerate(zip(images, labels, strict=True)):
             observed = observe(model, image, int(label), m, rounds, seed=10_000 * number)
-            found, guessed = invert(observed)
+            inverse, guessed = invert(observed)
             truth = model.gradient(image, int(label))
-            errors.append(math.sqrt(squared(model.gradient(found, guessed) - truth) / squared(truth)))
+            errors.append(math.sqrt(squared(model.gradient(inverse, guessed) - truth) / squared(truth)))
             right += guessed == label
         # What is orthogonal to all directions seen is a share 1 − T·m/d of a gradient, squared.
         unseen = math.sqrt(1 - rounds * m / D)

@@ -22,8 +22,8 @@ def directions_wanted(d: int, epsilon: float = EPSILON) -> int:
 def norm_ratios(d: int, m: int, draws: int, seed: int) -> Float64:
     """‖ĝ‖/‖g‖ of so many draws."""
     gradient = spread_gradients(1, d, seed)
-    found = estimates(MPDD(m=m), gradient, draws, seed + 1)
-    return np.sqrt([squared(estimate) / squared(gradient) for estimate in found])
+    vectors = estimates(MPDD(m=m), gradient, draws, seed + 1)
+    return np.sqrt([squared(estimate) / squared(gradient) for estimate in vectors])
 
 
 def rows(say: Say) -> Iterator[Row]:

@@ -109,14 +109,14 @@ def follow(
     images_of: Callable[[Tensor], Tensor],
     progress: Progress | None,
     *,
-    enough: float = 0.0,
+    goal: float = 0.0,
 ) -> tuple[State, tuple[Snapshot, ...]]:
-    """Run an optimiser to its end, or until all losses are `enough`, keeping snapshots on the way."""
+    """Run an optimiser to its end, or until all losses are `goal`, keeping snapshots on the way."""
     every = max(1, iterations // SNAPSHOTS)
     history: list[Snapshot] = []
     state = None
     for state in states:
-        done = bool((state.losses <= enough).all())
+        done = bool((state.losses <= goal).all())
         if state.iteration % every == 0 or state.iteration in (1, iterations) or done:
             images = images_of(state.best).detach().clamp(0, 1).cpu().numpy().copy()
             history.append(Snapshot(state.iteration, images, state.losses.double().cpu().numpy().copy()))

@@ -78,7 +78,7 @@ class DLG(Attack):
             states = lbfgs(objective, start, self.iterations, history=100, search=False)
         else:
             states = adam(objective, start, self.iterations, lr=0.1, decay=False)
-        state, history = follow(states, self.iterations, images_of, progress, enough=1e-9)
+        state, history = follow(states, self.iterations, images_of, progress, goal=1e-9)
         labels = labels_of(state.best).argmax(dim=2).cpu().numpy()
         return Reconstruction(history[-1].images, labels, state.losses.double().cpu().numpy(), history)
 

@@ -235,7 +235,7 @@ class GINAS(Attack):
             decay=False,
         )
         # All of the iterations, even when there is nothing left to gain: snapshots of all problems are put together.
-        _, history = follow(states, self.iterations, images_of, progress, enough=-math.inf)
+        _, history = follow(states, self.iterations, images_of, progress, goal=-math.inf)
         images, labels = history[-1].images, observation.labels.cpu().numpy()[np.newaxis]
         return Reconstruction(images, labels, self.losses_at([observation], images, labels), history)
 

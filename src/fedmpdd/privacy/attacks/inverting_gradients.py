@@ -63,5 +63,5 @@ class InvertingGradients(Attack):
         start = start.to(observations[0].device)
         states = adam(objective, start, self.iterations, lr=0.1, signed=True, clamp=(0.0, 1.0))
         _, history = follow(states, self.iterations, images_of, progress)
-        images, found = history[-1].images, known.cpu().numpy()
-        return Reconstruction(images, found, self.losses_at(observations, images, found), history)
+        images, classes = history[-1].images, known.cpu().numpy()
+        return Reconstruction(images, classes, self.losses_at(observations, images, classes), history)
