@@ -1,8 +1,8 @@
 """What updates of a fine-tuning tell of sentences: docs/results/text-leaks.json and the tables of docs/privacy.md.
 
-    python tools/text_leaks.py                                # the first 8 blocks of SmolLM2 on the CPU, about 40 minutes
-    python tools/text_leaks.py --layers 30 --device cuda      # all of it
-    python tools/text_leaks.py --table                        # the tables of what was kept, at once
+    python tools/text_leaks.py                            # the first 8 blocks on the CPU, about 40 minutes
+    python tools/text_leaks.py --layers 30 --device cuda  # all of it
+    python tools/text_leaks.py --table                    # the tables of what was kept, at once
 
 FEDMPDD_DATA names the folder with sst2. Attacked are adapters of rank 4 at their start, and after some rounds of FedSGD
 with Adam; words are looked for in short sentences with fewer blocks.
