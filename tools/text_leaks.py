@@ -1,8 +1,8 @@
 """What updates of a fine-tuning tell of sentences: docs/results/text-leaks.json and the tables of docs/privacy.md.
 
-    python tools/text_leaks.py                                # the first 8 blocks of SmolLM2 on the CPU, half an hour
-    python tools/text_leaks.py --layers 30 --device cuda      # all of it
-    python tools/text_leaks.py --table                        # the tables of what was kept, at once
+    python tools/text_leaks.py                            # the first 8 blocks on the CPU, about 40 minutes
+    python tools/text_leaks.py --layers 30 --device cuda  # all of it
+    python tools/text_leaks.py --table                    # the tables of what was kept, at once
 
 FEDMPDD_DATA names the folder with sst2. Attacked are adapters of rank 4 at their start, and after some rounds of FedSGD
 with Adam; words are looked for in short sentences with fewer blocks.
@@ -49,10 +49,11 @@ def models(blocks: int, rank: int, rounds: int, device: str, most_tokens: int | 
         texts = texts.select((prompt.lengths(texts) <= most_tokens).nonzero()[0])
     examples = prompt.examples(texts)
     model = prompt.model(fm.lora(base.model, rank))
-    yield f"{blocks} blocks, rank {rank}, start", model, examples
+    name = f"{blocks} block{'s' if blocks > 1 else ''}, rank {rank}"
+    yield f"{name}, start", model, examples
     task = fm.Task(model, fm.partition(examples, 50), tuple(leaf[:50] for leaf in examples))
     history = fm.simulate(task, fm.FedSGD(), rounds=rounds, device=device, **TRAINING)
-    yield f"{blocks} blocks, rank {rank}, after {rounds} rounds", history.model, examples
+    yield f"{name}, after {rounds} rounds", history.model, examples
 
 
 def tiny_models(rank: int = 4) -> Iterator[Any]:
@@ -89,7 +90,8 @@ def audit(codecs: Sequence[str], prepared: Iterator[Any], **options: Any) -> Ite
 
 def tables(results: dict[str, Any]) -> str:
     """Return the tables of the page, in Markdown."""
-    return f"{sentence_table(results)}\n\n{word_table(results)}"
+    made = {"sentences": sentence_table, "words": word_table}
+    return "\n\n".join(table(results) for half, table in made.items() if half in results)
 
 
 def sentence_table(results: dict[str, Any]) -> str:
@@ -117,13 +119,13 @@ def sentence_table(results: dict[str, Any]) -> str:
 def word_table(results: dict[str, Any]) -> str:
     """Return which words were found."""
     lines = [
-        "| model | codec | bytes | words found | in their place | by chance | stuck | verdict |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| model | codec | bytes | attack | words found | in their place | by chance | stuck | verdict |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for state, one in results["words"].items():
         for row in one["rows"]:
             shares = (row["found"], row["in_place"], row["chance"], row["truth_fits_better"])
-            cells = [f"{share:.0%}" for share in shares]
+            cells = [row["attack"], *("–" if share is None else f"{100 * share:.0f} %" for share in shares)]
             lines.append(
                 f"| {state} | `{_short(row['codec'])}` | {row['bytes']:,} | {' | '.join(cells)} | {row['verdict']} |"
             )

@@ -47,6 +47,7 @@ DECOYS = 3  # times as many as one needs, so that there are enough of each class
 TOP = 5
 
 Progress = Callable[[str, float], None]
+Report = Callable[[float], None]  # how much of one attack is done
 
 
 @dataclass(frozen=True)
@@ -277,10 +278,14 @@ def run_text_audit(victim: TextVictim, asked: Asked, show: Progress) -> dict[str
     case = TextCase(victim, asked, lambda part, share: show(part, 0.4 * share))
     codecs = tuple(dict.fromkeys((CONTROL, *asked.codecs)))
     rows: list[Row] = []
-    for number, text in enumerate(codecs):
-        for attack in asked.attacks:
-            show(f"{text}: {attack}", 0.4 + 0.6 * number / len(codecs))
-            rows += _ATTACKS[attack](case, text)
+    steps = [(text, attack) for text in codecs for attack in asked.attacks]
+    for number, (text, attack) in enumerate(steps):
+
+        def report(share: float, done: int = number, part: str = f"{text}: {attack}") -> None:
+            show(part, 0.4 + 0.6 * (done + share) / len(steps))
+
+        report(0.0)
+        rows += _ATTACKS[attack](case, text, report)
     rows = _judged(rows)
     by_codec = {text: [row for row in rows if row.codec == text] for text in codecs}
     return {
@@ -323,9 +328,10 @@ def _common(case: TextCase, text: str, since: float) -> dict[str, Any]:
 # --------------------------------------------------------------------------------------------- which sentence
 
 
-def _sentence(case: TextCase, text: str) -> list[Row]:
+def _sentence(case: TextCase, text: str, report: Report) -> list[Row]:
     rows = []
-    for batch in case.asked.batches:
+    for number, batch in enumerate(case.asked.batches):
+        report(number / len(case.asked.batches))
         rows.append(_sentence_row(case, text, batch, SERVER))
         if batch == 1 and case.codec(text).needs_key:
             rows.append(_sentence_row(case, text, batch, OUTSIDER))
@@ -393,7 +399,7 @@ def rank_of_first(scores: NDArray[np.float64], rng: np.random.Generator) -> int:
 # --------------------------------------------------------------------------------------------------- which class
 
 
-def _label(case: TextCase, text: str) -> list[Row]:
+def _label(case: TextCase, text: str, report: Report) -> list[Row]:
     adversaries = (SERVER, OUTSIDER) if case.codec(text).needs_key else (SERVER,)
     return [_label_row(case, text, adversary) for adversary in adversaries]
 
@@ -430,7 +436,7 @@ def _label_row(case: TextCase, text: str, adversary: str) -> Row:
 # --------------------------------------------------------------------------------------------------- which words
 
 
-def _tokens(case: TextCase, text: str) -> list[Row]:
+def _tokens(case: TextCase, text: str, report: Report) -> list[Row]:
     since, asked = time.perf_counter(), case.asked
     some = case.victims[: asked.token_count]
     layout = layout_of(case.victim, some, shared_tokens(_tokens_of(case)))
@@ -438,7 +444,7 @@ def _tokens(case: TextCase, text: str) -> list[Row]:
         raise DataError("a text has no token that not all of them have; leave such texts out")
     updates = case.updates_of(case.gradients["victims"][: len(some)], text)
     iterations = max(1, round(ITERATIONS * asked.effort))
-    words = find_tokens(case.victim, updates, layout, iterations=iterations, seed=asked.seed)
+    words = find_tokens(case.victim, updates, layout, iterations=iterations, seed=asked.seed, progress=report)
     truth = [row[there].cpu().numpy() for row, there in zip(layout.ids, layout.unknown, strict=True)]
     in_place = [float((guess == true).mean()) for guess, true in zip(words.tokens, truth, strict=True)]
     stuck = float((words.truth < 0.999 * words.losses - 1e-12).mean())
@@ -481,7 +487,11 @@ def _tokens_of(case: TextCase) -> list[NDArray[np.int64]]:
     return [row[there] for row, there in zip(ids, mask, strict=True)]
 
 
-_ATTACKS: dict[str, Callable[[TextCase, str], list[Row]]] = {"sentence": _sentence, "label": _label, "tokens": _tokens}
+_ATTACKS: dict[str, Callable[[TextCase, str, Report], list[Row]]] = {
+    "sentence": _sentence,
+    "label": _label,
+    "tokens": _tokens,
+}
 
 
 def wilson(right: int, count: int) -> tuple[float, float]:
