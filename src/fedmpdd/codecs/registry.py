@@ -161,9 +161,11 @@ def _registered(name: str) -> type[Codec]:
     meant = close[0] if close else ""
     known = parameter_names(CODECS[meant]) if close and parameters else []
     meant += f":{known[0]}={'400' if known[0] == 'm' else '…'}" if known else ""
+    # Those of others are left out: their number has no bound, and whoever registered them knows their names.
+    ours = ", ".join(word for word, codec in CODECS.items() if codec.__module__.startswith("fedmpdd."))
     raise CodecError(
-        f"name = {name!r} is unknown; {meant and f'did you mean {meant}? '}use one of {', '.join(CODECS)}, or of your "
-        "own the import path, like mycodec.py:Mine, or a name that an imported module registered"
+        f"name = {name!r} is unknown; {meant and f'did you mean {meant}? '}use one of {ours}, or of your "
+        "own the import path, like mycodec.py:Mine, or the name once the module that registers it was imported"
     )
 
 
