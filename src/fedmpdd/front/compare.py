@@ -161,7 +161,7 @@ def compare(
         baseline: the codec that others are held against; the first one by default.
         stop_at_target: whether a training ends at its target.
         together: how many trainings go on side by side. Where adapters are trained, or linear layers alone, their
-            gradients are computed in one pass, which uses a GPU better; last bits may then differ from those alone.
+            gradients are computed in one pass, which is meant for GPUs; last bits may then differ from those alone.
         callbacks: see `fedmpdd.callbacks`; each hears of every training.
         progress: whether to show bars on standard error.
         seed: the first one, where `seeds` is a number.

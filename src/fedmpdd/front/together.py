@@ -28,7 +28,7 @@ def train_together(
     """Train one task with many configs, several at a time, and return how each went.
 
     Trainings that go on at a time take turns round by round. Where adapters are trained, or linear layers alone, their
-    gradients are computed in one pass, which uses a GPU better. Other trainings only wait for each other.
+    gradients are computed in one pass, which is meant for GPUs. Other trainings only wait for each other.
 
     Args:
         configs: what to train, by name; of `run_config`, say.

@@ -298,9 +298,9 @@ def run_text_audit(victim: TextVictim, asked: Asked, show: Progress) -> dict[str
 
 def verdict_on(rows: Sequence[Row]) -> str:
     """Return what the updates of a codec tell, of all attacks."""
-    told = list(dict.fromkeys(row.attack for row in rows if row.verdict == LEAKS))
-    if told:
-        return f"tells {', '.join(told)}"
+    leaking = list(dict.fromkeys(row.attack for row in rows if row.verdict == LEAKS))
+    if leaking:
+        return f"tells {', '.join(leaking)}"
     return NOTHING if any(row.verdict == NOTHING for row in rows) else INCONCLUSIVE
 
 
@@ -340,14 +340,14 @@ def _sentence(case: TextCase, text: str, report: Report) -> list[Row]:
 
 def _sentence_row(case: TextCase, text: str, batch: int, adversary: str) -> Row:
     since = time.perf_counter()
-    own, decoys, public = (case.gradients[name] for name in ("victims", "decoys", "public"))
-    updates = case.updates_of(own if batch == 1 else case.gradients[f"batches of {batch}"], text, batch)
+    victims, decoys, public = (case.gradients[name] for name in ("victims", "decoys", "public"))
+    updates = case.updates_of(victims if batch == 1 else case.gradients[f"batches of {batch}"], text, batch)
     # Every one is also looked for in the update of another, which gives the same number of guesses.
     swapped = None if "swapped" not in case.gradients or batch > 1 else case.gradients["swapped"]
     with_other_class = None if swapped is None else case.updates_of(swapped, text, batch)
 
     def rank(observed: ObservedUpdate, number: int) -> int:
-        candidates = torch.cat([own[number : number + 1], decoys[case.candidates_of(number)]])
+        candidates = torch.cat([victims[number : number + 1], decoys[case.candidates_of(number)]])
         with torch.no_grad():
             if adversary == OUTSIDER:
                 scores = scores_by_length(observed, candidates)

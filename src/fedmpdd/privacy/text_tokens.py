@@ -163,8 +163,8 @@ def _nearest(vectors: Tensor, table: Tensor) -> NDArray[np.int64]:
     middle = table.mean(dim=0)
     directions = torch.nn.functional.normalize(table - middle, dim=1)
     cosines = torch.nn.functional.normalize(vectors - middle, dim=1) @ directions.T
-    found: NDArray[np.int64] = cosines.argmax(dim=1).cpu().numpy()
-    return found
+    tokens: NDArray[np.int64] = cosines.argmax(dim=1).cpu().numpy()
+    return tokens
 
 
 def shares(guesses: Sequence[NDArray[np.int64]], texts: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:

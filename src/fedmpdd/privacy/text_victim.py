@@ -19,7 +19,7 @@ from fedmpdd.tasks.objective import Objective
 from fedmpdd.tasks.stores import Batch, Store
 from fedmpdd.tasks.task import check_objective, make_model
 
-EXAMPLES = 32  # of one pass; more are hardly faster on a CPU, and take memory on a GPU
+EXAMPLES = 32  # of one pass; more take more memory
 
 
 PROBE = 16  # tokens of a text that is made up to see what layers take

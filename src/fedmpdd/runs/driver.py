@@ -97,8 +97,8 @@ def steps(training: Training, callbacks: Sequence[Callback] = ()) -> Steps:
 def train_together(trainings: Sequence[Steps]) -> list[InputError | None]:
     """Train several federations of one task side by side, and compute their gradients in one pass where that can be.
 
-    A GPU is hardly busier with the clients of five trainings than with those of one. The sums of a larger pass may be
-    rounded otherwise, so that a training has other last bits than alone.
+    It is meant for GPUs, which a few clients do not fill. The sums of a larger pass may be rounded otherwise, so that a
+    training has other last bits than alone.
 
     Args:
         trainings: of `steps`.

@@ -33,7 +33,7 @@ from fedmpdd.tasks.task import check_objective
 
 CHUNK_BYTES = 128 * 2**20  # per-client activations and gradients of one vectorised call stay about below this
 CHUNK_CLIENTS = 25  # and enough calls remain to keep a few threads busy
-CHUNK_EXAMPLES = 32  # of one pass for many clients, by linear layers; larger ones are hardly faster on a CPU
+CHUNK_EXAMPLES = 32  # of one pass for many clients, by linear layers: a round is several passes, for several threads
 CHUNK_DIRECTIONS = 32  # of a forward-mode client; more at once are hardly faster
 ROUNDING = 0.1  # of a gradient's length, more than which two ways to add it up cannot differ, in bfloat16 either
 GPU_SHARE = 8  # on a GPU: an eighth of its memory, by the same estimate, which is low for wide networks
