@@ -18,7 +18,7 @@ import fedmpdd
 from fedmpdd.cli import main
 from fedmpdd.runs.folders import CHECKPOINT
 from fedmpdd.runs.history import METRICS
-from fedmpdd.simulation.journal import JournalReader
+from fedmpdd.server.journal import JournalReader
 from tests.report.fixtures import make_run, make_runs
 
 Refused = Callable[..., str]

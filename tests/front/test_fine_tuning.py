@@ -17,8 +17,8 @@ import fedmpdd as fm
 from fedmpdd.errors import JournalError, RunError
 from fedmpdd.runs.folders import Run
 from fedmpdd.server import checkpoints
+from fedmpdd.server.journal import JOURNAL, JournalReader
 from fedmpdd.simulation.engine import federation_of
-from fedmpdd.simulation.journal import JOURNAL, JournalReader
 from fedmpdd.simulation.replay import JournalReplica, replay, write_model
 from fedmpdd.torch.frozen import frozen_sha256
 from tests.tasks import tiny

@@ -18,9 +18,9 @@ from fedmpdd import Key, Session, derive_seed, pack, partitioned_keys
 from fedmpdd.codecs import MPDD, Codec, Update
 from fedmpdd.secure_sum import FixedPoint, Terms, messages, primitives
 from fedmpdd.secure_sum.client import pair_mask, seed_digest, self_mask
+from fedmpdd.server.journal import Header, Record
 from fedmpdd.server.step import Step, StepRule
 from fedmpdd.simulation import parse_config, sampling
-from fedmpdd.simulation.journal import Header, Record
 from fedmpdd.uplink.protection import Protection
 from fedmpdd.wire.bundle import Bundle
 from fedmpdd.wire.catch_up import CatchUp

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from fedmpdd.errors import ContentError, FedmpddError, WireError
 from fedmpdd.runs.folders import Run
+from fedmpdd.server.journal import JOURNAL, JournalReader, Record
 from fedmpdd.simulation.catch_up import CatchUp, message_bytes, unpack_catch_up
-from fedmpdd.simulation.journal import JOURNAL, JournalReader, Record
 from fedmpdd.simulation.replay import JournalReplica, replay
 from tests.simulation.test_replay import CASES, ROUNDS, config
 

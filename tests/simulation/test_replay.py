@@ -14,8 +14,8 @@ import torch
 from fedmpdd.directions import using
 from fedmpdd.errors import ConfigError, JournalError, RunError
 from fedmpdd.runs.folders import Run, read_metrics
+from fedmpdd.server.journal import BARE, JOURNAL, WITH_MODEL, JournalReader
 from fedmpdd.simulation import parse_config
-from fedmpdd.simulation.journal import BARE, JOURNAL, WITH_MODEL, JournalReader
 from fedmpdd.simulation.replay import JournalReplica, replay, write_model
 from tests.simulation.test_engine import BASE
 

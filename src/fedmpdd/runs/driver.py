@@ -20,9 +20,9 @@ from fedmpdd.documents import write_json
 from fedmpdd.errors import CodecError, ConfigError, GradientError, InputError, MissingDependencyError
 from fedmpdd.imports import quote
 from fedmpdd.runs.history import History
+from fedmpdd.server.journal import Journal, Record
 from fedmpdd.simulation.clients import Computed, GradientRequest, answered
 from fedmpdd.simulation.engine import Federation, RoundMetrics
-from fedmpdd.simulation.journal import Journal, Record
 from fedmpdd.simulation.replay import model_sha256
 from fedmpdd.simulation.together import compute_together
 

@@ -31,10 +31,10 @@ from fedmpdd.runs.history import CONFIG, ENVIRONMENT, METRICS, SUMMARY, History,
 from fedmpdd.runs.history import read_metrics as read_metrics
 from fedmpdd.runs.settings import breaking_changes, changes, check_same_run, config_record, describe, with_changes
 from fedmpdd.server import checkpoints
+from fedmpdd.server.journal import JOURNAL, Header, Journal, JournalReader
 from fedmpdd.simulation.clients import answered
 from fedmpdd.simulation.config import RunConfig, parse_config
 from fedmpdd.simulation.engine import Federation, RoundMetrics, federation_of, make_federation
-from fedmpdd.simulation.journal import JOURNAL, Header, Journal, JournalReader
 from fedmpdd.simulation.replay import ANOTHER_START, model_sha256
 from fedmpdd.tasks.data import Dataset
 from fedmpdd.tasks.task import Task, fingerprint

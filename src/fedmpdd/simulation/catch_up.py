@@ -1,6 +1,6 @@
 """What a client of the local engine is sent before a round: fedmpdd.wire.catch_up, with the header of a journal."""
 
-from fedmpdd.simulation.journal import Header, parse_header
+from fedmpdd.server.journal import Header, parse_header
 from fedmpdd.wire import catch_up
 from fedmpdd.wire.catch_up import PER_BUNDLE, PER_MESSAGE, message_bytes
 

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from fedmpdd.codecs import Codec
 from fedmpdd.directions import Key, backend
 from fedmpdd.errors import ConfigError, GradientError, InputError, RunError
+from fedmpdd.server.journal import Header
 from fedmpdd.simulation import sampling
 from fedmpdd.simulation.clients import Asking, ClientStep, Computed, GradientRequest, Work, answered
 from fedmpdd.simulation.config import RunConfig
 from fedmpdd.simulation.devices import reproducible_arithmetic, resolve_device
 from fedmpdd.simulation.downlink import Downlink, ModelDownlink, ReplayDownlink
 from fedmpdd.simulation.evaluation import Evaluator
-from fedmpdd.simulation.journal import Header
 from fedmpdd.simulation.replay import model_sha256, replica_at
 from fedmpdd.simulation.tasks import load_task, task_of
 from fedmpdd.simulation.workers import Workers

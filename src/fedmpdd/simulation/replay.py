@@ -16,13 +16,13 @@ from torch import from_numpy as tensor_of
 
 from fedmpdd.errors import ConfigError, ContentError, JournalError, RunError, WireError
 from fedmpdd.imports import Trust, check_trust, import_paths, named_object
+from fedmpdd.server.journal import JOURNAL, Header, JournalReader
 from fedmpdd.server.replica import Replica
 from fedmpdd.server.step import OPTIMISERS, Step
 from fedmpdd.simulation import sampling
 from fedmpdd.simulation.catch_up import CatchUp
 from fedmpdd.simulation.config import RunConfig, parse_config
 from fedmpdd.simulation.devices import resolve_device
-from fedmpdd.simulation.journal import JOURNAL, Header, JournalReader
 from fedmpdd.tasks import models
 from fedmpdd.tasks.models import FlatModel
 from fedmpdd.torch.frozen import FROZEN, check_frozen, frozen_sha256

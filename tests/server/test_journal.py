@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedmpdd.errors import JournalError
-from fedmpdd.simulation.journal import BARE, WITH_MODEL, Header, Journal, JournalReader, Record, parse_header
+from fedmpdd.server.journal import BARE, WITH_MODEL, Header, Journal, JournalReader, Record, parse_header
 
 HEADER = Header(d=5, shape=(1, 2, 3), classes=4, model_sha256="ab" * 32, config={"lr": 0.1})
 RECORDS = [Record(k, bytes([k] * (10 * k)), f"{k:064x}", {"loss": k / 3}) for k in range(4)]
@@ -294,7 +294,7 @@ def test_a_later_round_is_looked_for_block_by_block(tmp_path: Path) -> None:
 
 
 def test_a_bundle_that_no_reader_would_take_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedmpdd.simulation.journal.LARGEST_BUNDLE", 15)
+    monkeypatch.setattr("fedmpdd.server.journal.LARGEST_BUNDLE", 15)
     journal = Journal.create(tmp_path / "j", HEADER)
     journal.append(RECORDS[0])
     journal.append(RECORDS[1])
