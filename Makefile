@@ -64,7 +64,7 @@ $(VENV)/.requirements: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-	    $$($(BIN)/python tools/requirements.py train privacy flower llm dev)
+	    $$($(BIN)/python tools/requirements.py train privacy flower mqtt llm dev)
 	touch $@
 
 $(VENV)/.installed: $(VENV)/.requirements $(NATIVE) $(ROOMS)

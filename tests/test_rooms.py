@@ -23,6 +23,7 @@ ROOMS = (
     "tasks",
     "simulation",
     "runs",
+    "mqtt",
     "guarantees",
     "pages",
     "privacy",

@@ -33,6 +33,7 @@ from fedmpdd.wire.bare import BareSession
 from fedmpdd.wire.frames import Limits, Session, pack, unpack
 
 if TYPE_CHECKING:  # the names of _LAZY below, for those who read types
+    from fedmpdd import mqtt as mqtt
     from fedmpdd import testing as testing
     from fedmpdd import torch as torch
     from fedmpdd.front import callbacks as callbacks
@@ -104,6 +105,7 @@ _LAZY = {
     "load_config": "fedmpdd.simulation.config",
     "load_pretrained": "fedmpdd.tasks.pretrained",
     "lora": "fedmpdd.torch.adapters",
+    "mqtt": "fedmpdd.mqtt",
     "partition": "fedmpdd.tasks.task",
     "read_run": "fedmpdd.runs.history",
     "run_config": "fedmpdd.front.simulate",
@@ -116,7 +118,7 @@ _LAZY = {
     "train_together": "fedmpdd.front.together",
 }
 
-_MODULES = {"callbacks", "testing", "text", "torch"}  # of them, those that are modules and not names in one
+_MODULES = {"callbacks", "mqtt", "testing", "text", "torch"}  # of them, those that are modules and not names in one
 
 
 def __getattr__(name: str) -> Any:

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 import fedmpdd
-from fedmpdd.cli import audit, compare, data, demo, epsilon, meter, plan, replay, report, run
+from fedmpdd.cli import audit, compare, data, demo, epsilon, meter, mqtt, plan, replay, report, run
 from fedmpdd.cli.shared import Command
 from fedmpdd.display import messages
 from fedmpdd.errors import FedmpddError, InputError
@@ -23,6 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(data.app, name="data")
+app.add_typer(mqtt.app, name="mqtt")
 for command in (
     demo.demo,
     run.run,

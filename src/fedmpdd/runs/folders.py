@@ -34,8 +34,9 @@ from fedmpdd.server import checkpoints
 from fedmpdd.server.journal import JOURNAL, Header, Journal, JournalReader
 from fedmpdd.simulation.clients import answered
 from fedmpdd.simulation.config import RunConfig, parse_config
-from fedmpdd.simulation.engine import Federation, RoundMetrics, federation_of, make_federation
+from fedmpdd.simulation.engine import Federation, RoundMetrics, federation_of
 from fedmpdd.simulation.replay import ANOTHER_START, model_sha256
+from fedmpdd.simulation.tasks import load_task
 from fedmpdd.tasks.data import Dataset
 from fedmpdd.tasks.task import Task, fingerprint
 from fedmpdd.torch.frozen import FROZEN, check_frozen
@@ -48,6 +49,7 @@ _log = logging.getLogger("fedmpdd")
 
 Loaded = Task | Dataset  # what a config names, where somebody has loaded it
 OnRound = Callable[[RoundMetrics, "Run"], None]
+Engine = Callable[[RunConfig, Loaded], Federation]  # who runs the clients; by default the local engine
 
 
 class FolderLock:
@@ -82,28 +84,42 @@ class Run:
         self._journal: Journal | None = None
 
     @classmethod
-    def at(cls, folder: Path, config: RunConfig, data_dir: Path | None = None, *, task: Loaded | None = None) -> "Run":
+    def at(
+        cls,
+        folder: Path,
+        config: RunConfig,
+        data_dir: Path | None = None,
+        *,
+        task: Loaded | None = None,
+        engine: Engine = federation_of,
+    ) -> "Run":
         """Return the run of a folder: a new one, or one that goes on; `resume` says what of its settings may differ.
 
-        task: what the config names, where it is loaded already.
+        task: what the config names, where it is loaded already. engine: what makes the federation.
         """
         if not folder.exists():
-            return cls.create(folder, config, data_dir, task=task)
+            return cls.create(folder, config, data_dir, task=task, engine=engine)
         kept = read_config(folder)
         check_same_run(folder, kept, config)
         device = {"device": kept.device} if config.device == "auto" else {}
-        return cls._resumed(folder, config.model_copy(update=device), data_dir, task)
+        return cls._resumed(folder, config.model_copy(update=device), data_dir, task, engine)
 
     @classmethod
     def create(
-        cls, folder: Path, config: RunConfig, data_dir: Path | None = None, *, task: Loaded | None = None
+        cls,
+        folder: Path,
+        config: RunConfig,
+        data_dir: Path | None = None,
+        *,
+        task: Loaded | None = None,
+        engine: Engine = federation_of,
     ) -> "Run":
         """Make a new run folder; nothing is written over."""
         if folder.exists():
             is_run = (folder / CONFIG).is_file()
             how = f", or go on with it: fedmpdd run --resume {folder}" if is_run else "; it is no run to go on with"
             raise RunError(f"{folder} exists already; choose another --out{how}")
-        federation = _federation(config, data_dir, task)  # before anything is written: it may refuse the config
+        federation = _federation(config, data_dir, task, engine)  # before anything is written: it may refuse the config
         # The folder appears with its config in it: a kill in between leaves nothing that looks like a run.
         made = folder.with_name(f".{folder.name}-{os.getpid()}")
         try:
@@ -124,7 +140,13 @@ class Run:
 
     @classmethod
     def resume(
-        cls, folder: Path, data_dir: Path | None = None, *, trust_imports: Trust = False, **settings: Any
+        cls,
+        folder: Path,
+        data_dir: Path | None = None,
+        *,
+        trust_imports: Trust = False,
+        engine: Engine = federation_of,
+        **settings: Any,
     ) -> "Run":
         """Open a run folder where its journal ends, or where its last checkpoint left it if it keeps none.
 
@@ -133,17 +155,24 @@ class Run:
             data_dir: where the datasets are.
             trust_imports: whether the code that the folder names may be imported and called: True, or the import paths
                 that may. What is of this package needs neither.
+            engine: what makes the federation; by default the local engine.
             settings: what may change in a run: rounds, evaluate_every, checkpoint_every, device.
 
         Example:
             >>> Run.resume(Path("runs/demo-001"), rounds=300).train()  # doctest: +SKIP
 
         """
-        return cls._resumed(folder, with_changes(folder, read_config(folder, trust_imports), settings), data_dir)
+        config = with_changes(folder, read_config(folder, trust_imports), settings)
+        return cls._resumed(folder, config, data_dir, engine=engine)
 
     @classmethod
     def _resumed(
-        cls, folder: Path, config: RunConfig, data_dir: Path | None = None, task: Loaded | None = None
+        cls,
+        folder: Path,
+        config: RunConfig,
+        data_dir: Path | None = None,
+        task: Loaded | None = None,
+        engine: Engine = federation_of,
     ) -> "Run":
         done = sum(1 for _ in read_metrics(folder))
         if done > config.rounds:
@@ -152,7 +181,7 @@ class Run:
                 "folder"
             )
         lock = FolderLock(folder)
-        run = cls(folder, config, _federation(config, data_dir, task), lock)
+        run = cls(folder, config, _federation(config, data_dir, task, engine), lock)
         run._check_task()
         if config.journaled:
             with JournalReader(folder / JOURNAL) as reader:
@@ -221,7 +250,7 @@ class Run:
                     f"{path} holds more rounds than the {self.config.rounds} of its config: it was changed; put back "
                     "what it was"
                 )
-            federation.advance(record.bundle, changes_model=record.round >= checkpointed)
+            federation.advance(record, changes_model=record.round >= checkpointed)
             known = federation.next_round >= checkpointed
             if known and model_sha256(federation.flat) != record.model_sha256:
                 raise JournalError(
@@ -317,8 +346,8 @@ class Run:
             write_json(self.folder / CONFIG, table)
 
 
-def _federation(config: RunConfig, data_dir: Path | None, task: Loaded | None) -> Federation:
-    return make_federation(config, data_dir) if task is None else federation_of(config, task)
+def _federation(config: RunConfig, data_dir: Path | None, task: Loaded | None, engine: Engine) -> Federation:
+    return engine(config, load_task(config, data_dir) if task is None else task)
 
 
 def starts_of(folder: Path) -> list[dict[str, Any]]:

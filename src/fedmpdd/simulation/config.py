@@ -29,6 +29,7 @@ from fedmpdd.server.step import Schedule, StepRule
 from fedmpdd.tasks.batch_norm import BatchNorm
 from fedmpdd.tasks.data import DATASETS, TEXT_DATASETS, PartitionKind
 from fedmpdd.uplink import RobustMean, SecureRounds, check_parts
+from fedmpdd.uplink.arrivals import SYNCHRONOUS, Arrivals
 from fedmpdd.uplink.codec_config import CodecConfig, can_build, codec_overrides, explain
 
 STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
@@ -109,6 +110,7 @@ class RunConfig(BaseModel):
     server: Annotated[StepRule, _table_of(StepRule)] = StepRule()
     secure: Annotated[SecureRounds | None, _table_of(SecureRounds)] = None
     robust: Annotated[RobustMean | None, _table_of(RobustMean)] = None
+    arrivals: Annotated[Arrivals, _table_of(Arrivals)] = SYNCHRONOUS
     codec: CodecConfig = Field(default_factory=lambda: CodecConfig.model_validate({"name": "mpdd", "m": 400}))
 
     _dropped: dict[str, Any] = PrivateAttr(default_factory=dict)  # settings of earlier versions that are no more
@@ -316,6 +318,7 @@ def settings_named(word: str) -> list[str]:
                 "server": StepRule,
                 "secure": SecureRounds,
                 "robust": RobustMean,
+                "arrivals": Arrivals,
             }.items()
         },
     }
@@ -480,6 +483,6 @@ def _explain(problem: Any) -> str:
         return f"{'.'.join(map(str, problem['loc']))} is not a key of a config; the keys here are {', '.join(known)}"
     explained = explain(problem)
     table = problem["loc"][0] if problem["loc"] else ""
-    if table in ("server", "secure", "robust") and not explained.startswith(f"{table}: expected"):
+    if table in ("server", "secure", "robust", "arrivals") and not explained.startswith(f"{table}: expected"):
         return explained.replace(": ", ".", 1)  # the message begins with a key of the table
     return explained

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedmpdd.codecs import Codec
+from fedmpdd.codecs import Codec, Update
 from fedmpdd.directions import Key, backend
 from fedmpdd.errors import ConfigError, GradientError, InputError, RunError
-from fedmpdd.server.journal import Header
+from fedmpdd.server.journal import Header, Record
 from fedmpdd.simulation import sampling
 from fedmpdd.simulation.clients import Asking, ClientStep, Computed, GradientRequest, Work, answered
 from fedmpdd.simulation.config import RunConfig
@@ -31,6 +31,7 @@ from fedmpdd.tasks.objective import Objective
 from fedmpdd.tasks.task import Task
 from fedmpdd.torch.step import TorchStep
 from fedmpdd.uplink import ErrorFeedback, Mean, Uplink, Uploads
+from fedmpdd.uplink.arrivals import SYNCHRONOUS
 from fedmpdd.wire.bundle import Bundle
 
 
@@ -50,10 +51,13 @@ class RoundMetrics:
     accuracy: float | None = None
     test_loss: float | None = None
     metrics: dict[str, float] | None = None  # of the test examples, where there are others than accuracy
+    arrived: str | None = None  # whose updates counted, where clients are far away: see fedmpdd.mqtt.messages
 
     def as_dict(self) -> dict[str, Any]:
         """Return the metrics as they stand in the run's file; JSON knows no NaN."""
         values = {name: _json_number(value) for name, value in asdict(self).items()}
+        if self.arrived is None:
+            del values["arrived"]
         if self.metrics is None:
             del values["metrics"]
         else:
@@ -64,7 +68,7 @@ class RoundMetrics:
 STATISTICS = "batch_norm"  # the name of that vector in checkpoints
 
 
-class _Plan(NamedTuple):
+class Plan(NamedTuple):
     """Who takes part in a round, with which keys, on which examples."""
 
     round: int
@@ -73,15 +77,27 @@ class _Plan(NamedTuple):
     keys: list[Key]
     batches: NDArray[np.int64]  # [clients, local steps, batch]
     weights: list[float] | None
+    arrived: str | None = None  # whose updates counted, as text, where they come in their own time
 
-    def part(self, group: slice) -> "_Plan":
-        """The plan of some of those that answer."""
+    def part(self, group: slice | Sequence[int]) -> "Plan":
+        """The plan of some of those that answer, by their places."""
+        places = range(len(self.keys))[group] if isinstance(group, slice) else group
         return self._replace(
             present=self.present[group],
-            keys=self.keys[group],
+            keys=[self.keys[place] for place in places],
             batches=self.batches[group],
-            weights=None if self.weights is None else self.weights[group],
+            weights=None if self.weights is None else [self.weights[place] for place in places],
         )
+
+
+class Answers(NamedTuple):
+    """What came of a round: who answered, with what, and the seconds that gradients and encoding took."""
+
+    plan: Plan
+    uploads: Any
+    computed: Computed
+    gradient_s: float
+    encode_s: float
 
 
 class Federation:
@@ -124,13 +140,22 @@ class Federation:
         # Of a secure sum nothing can be seen unless enough clients stay.
         self._fewest = 1 if config.secure is None else config.secure.threshold(config.per_round)
         self.bundle = b""  # of the last round, where the run keeps a journal
-        self._prepared: _Plan | None = None
+        self._prepared: Plan | None = None
         self._workers = Workers(self._objective, threaded=config.device != "cuda")
         self._client_step = ClientStep(config, self._objective, task.clients.store, self._workers)
         self.evaluate = Evaluator(config, task, self._objective, self._statistics, self._workers)
+        self._check_engine()
         config.schedule.factor(0)  # somebody's own may fail
         self._client_step.check(self.flat)
         self.evaluate.check(self.flat)
+
+    def _check_engine(self) -> None:
+        """Raise ConfigError for settings of other engines."""
+        if self.config.arrivals != SYNCHRONOUS:
+            raise ConfigError(
+                f"arrivals = {self.config.arrivals}: all clients of the local engine answer at once; leave it out, or "
+                "train over a network: fedmpdd mqtt serve"
+            )
 
     @property
     def trained_model(self) -> nn.Module:
@@ -179,7 +204,7 @@ class Federation:
         gradient_s = encode_s = decode_s = 0.0
         uploads: Any = None
         if len(plan.keys) >= self._fewest:
-            uploads, computed, gradient_s, encode_s = yield from self._upload(plan)  # lines 6 to 11
+            plan, uploads, computed, gradient_s, encode_s = yield from self._upload(plan)  # lines 6 to 11
             losses = computed.losses
             with reproducible_arithmetic(config):
                 beside = self._take_statistics(computed.statistics, plan.weights)
@@ -208,9 +233,10 @@ class Federation:
             accuracy=None if tested is None else tested.metrics.get("accuracy"),
             test_loss=None if tested is None else tested.loss,
             metrics=None if tested is None or set(tested.metrics) == {"accuracy"} else tested.metrics,
+            arrived=plan.arrived,
         )
 
-    def _upload(self, plan: "_Plan") -> Generator[GradientRequest, Computed, tuple[Any, Computed, float, float]]:
+    def _upload(self, plan: "Plan") -> Generator[GradientRequest, Computed, "Answers"]:
         """What all clients send, their losses and statistics, and the seconds that gradients and encoding took.
 
         In groups of clients where updates do not depend on each other: gradients are many times what is sent of them.
@@ -236,7 +262,7 @@ class Federation:
         uploads = parts[0] if len(parts) == 1 else Uploads.joined(parts)
         if self._frames:
             uploads = self._uplink.through_frames(plan.round, uploads)
-        return uploads, Computed.joined(results), gradient_s, encode_s
+        return Answers(plan, uploads, Computed.joined(results), gradient_s, encode_s)
 
     def _take_statistics(self, statistics: Tensor | None, weights: list[float] | None) -> int:
         """Average what clients sent of their batch norm layers, and return its bytes."""
@@ -245,12 +271,12 @@ class Federation:
         self._statistics.take(statistics, weights)
         return 4 * statistics.numel()
 
-    def _groups(self, plan: "_Plan") -> Iterable[slice]:
+    def _groups(self, plan: "Plan") -> Iterable[slice]:
         if self.flat.is_cuda or not self._uplink.in_groups:  # on a GPU a round is one call
             return [slice(0, len(plan.keys))]
         return self._client_step.groups(len(plan.keys))
 
-    def _compute(self, plan: "_Plan") -> Asking:
+    def _compute(self, plan: "Plan") -> Asking:
         """What the clients encode, and their losses: gradients, or scalars along directions where there are none."""
         codec: Any = self.codec.at_round(plan.round)
         work = Work(plan.round, plan.present, plan.batches)
@@ -261,8 +287,35 @@ class Federation:
                 return self._client_step.slopes(self.flat, work, codec, plan.keys)
             return self._client_step.derivatives(self.flat, work, codec, plan.keys)
 
-    def _encode(self, computed: Tensor | NDArray[np.float64], plan: "_Plan") -> Any:
-        noise = sampling.noise_sources(self.config, plan.round, plan.present) if self._noisy else None
+    def updates_of(self, round_number: int, flat: NDArray[np.float32], clients: Sequence[int]) -> list[Update]:
+        """Return the updates of some clients in a round that starts from a model: for engines whose server is far away.
+
+        Noise is drawn from the operating system, since whoever has the config could repeat what follows from its seed.
+
+        Args:
+            round_number: from 0.
+            flat: the model [d] that the round starts from.
+            clients: their numbers; all must be asked in that round.
+
+        Returns:
+            One update for each, in the order of their numbers.
+
+        """
+        self._server.flat, self._server.next_round = flat, round_number
+        with reproducible_arithmetic(self.config):
+            plan = self._plan_of(round_number)
+            plan = plan.part([place for place, client in enumerate(plan.present) if int(client) in set(clients)])
+        computed = answered(self._compute(plan))
+        try:
+            with reproducible_arithmetic(self.config):
+                uploads: Uploads = self._encode(computed.rows, plan, is_private=True)
+        except GradientError as error:
+            raise self._cause_of(error, computed) from None
+        return uploads.batch.updates()
+
+    def _encode(self, computed: Tensor | NDArray[np.float64], plan: "Plan", *, is_private: bool = False) -> Any:
+        repeatable = self._noisy and not is_private
+        noise = sampling.noise_sources(self.config, plan.round, plan.present) if repeatable else None
         if not isinstance(computed, Tensor):
             return self._uplink.encode_scalars(plan.round, computed, plan.keys, noise)
         rows = computed if computed.is_cuda else computed.numpy()
@@ -278,16 +331,17 @@ class Federation:
             self.bundle = (Bundle() if mean is None else mean.bundle()).pack()
             self._downlink.add(len(self.bundle))
 
-    def advance(self, data: bytes, *, changes_model: bool) -> None:
+    def advance(self, record: Record, *, changes_model: bool) -> None:
         """Go one round further by what a journal says of it, without clients.
 
-        changes_model: whether the model is still that of this round, and not, from a checkpoint, of a later one.
+        record: of the round. changes_model: whether the model is still that of this round, and not, from a checkpoint,
+        of a later one.
         """
         k = self.next_round
         self._downlink.send(sampling.sample_clients(self.config, k).tolist(), k)
-        self._downlink.add(len(data))
+        self._downlink.add(len(record.bundle))
         if changes_model:
-            self._server.apply(data, self.config.bundle_codec(self.codec, k))
+            self._server.apply(record.bundle, self.config.bundle_codec(self.codec, k))
         else:
             self.next_round = k + 1
 
@@ -306,7 +360,7 @@ class Federation:
             torch.cuda.synchronize()
         return time.perf_counter()
 
-    def _plan_of(self, k: int) -> "_Plan":
+    def _plan_of(self, k: int) -> "Plan":
         """Every choice of a round: a pure function of the config and k."""
         if self._prepared is not None and self._prepared.round == k:
             return self._prepared
@@ -316,7 +370,7 @@ class Federation:
         keys = [key for key, here in zip(sampling.round_keys(config, k, clients), answering, strict=True) if here]
         present = clients[answering]
         examples = [self._examples_of(client) for client in present.tolist()]
-        return _Plan(
+        return Plan(
             round=k,
             selected=clients,
             present=present,

@@ -1,0 +1,153 @@
+"""How to reach a broker: an address, and who one is there."""
+
+import ssl
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from fedmpdd.errors import ConfigError, MissingDependencyError
+
+PORTS = {"mqtt": 1883, "mqtts": 8883}
+SESSION_S = 3600  # how long a broker keeps what it has for somebody who is away
+MOST_IN_FLIGHT = 65_535  # messages that a broker may send before the first is acknowledged: its default can be 20
+
+
+@dataclass(frozen=True)
+class Broker:
+    """An MQTT 5 broker, and who connects to it.
+
+    Args:
+        host: its name or address.
+        port: of it.
+        tls: whether the connection is encrypted.
+        username: who one is; "{client}" in it stands for a client's number, as in the paths below.
+        password: for that.
+        ca: file with the certificates that the broker's must come from; by default those of the system.
+        certificate: file with the certificate of who connects.
+        key: file with its key, where that is not in the same file.
+        keepalive: seconds without a message after which a sign of life is sent.
+
+    Example:
+        >>> Broker.parse("mqtts://broker.example", ca="ca.pem", certificate="{client}.pem").port
+        8883
+
+    """
+
+    host: str
+    port: int = 1883
+    tls: bool = False
+    username: str | None = None
+    password: str | None = None
+    ca: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+    keepalive: int = 60
+
+    @classmethod
+    def parse(cls, address: str, **options: Any) -> "Broker":
+        """Read an address, mqtt://user:password@host:port, or mqtts:// for TLS.
+
+        Args:
+            address: of the broker.
+            options: other arguments of the class, such as ca.
+
+        Raises:
+            ConfigError: it is no such address.
+
+        """
+        try:
+            parts = urlsplit(address)
+            port = parts.port
+        except ValueError:
+            parts, port = urlsplit(""), None
+        if parts.scheme not in PORTS or not parts.hostname or parts.path not in ("", "/") or parts.query:
+            raise ConfigError(
+                f"broker {address!r:.100}: expected mqtt://host:port, or mqtts://host:port for TLS, such as "
+                "mqtt://localhost:1883"
+            )
+        tls = parts.scheme == "mqtts"
+        if not tls and any(options.get(name) for name in ("ca", "certificate", "key")):
+            raise ConfigError(f"broker {address!r:.100} with certificates: these are for TLS, mqtts://")
+        return cls(
+            parts.hostname,
+            port or PORTS[parts.scheme],
+            tls,
+            None if parts.username is None else unquote(parts.username),
+            None if parts.password is None else unquote(parts.password),
+            **options,
+        )
+
+    def __str__(self) -> str:
+        return f"{'mqtts' if self.tls else 'mqtt'}://{self.host}:{self.port}"
+
+    def as_client(self, number: int) -> "Broker":
+        """Return how a client connects."""
+
+        def named(text: str | None) -> str | None:
+            return None if text is None else text.replace("{client}", str(number))
+
+        return replace(
+            self,
+            username=named(self.username),
+            password=named(self.password),
+            certificate=named(self.certificate),
+            key=named(self.key),
+        )
+
+    def context(self) -> ssl.SSLContext | None:
+        """Return what TLS needs, or raise ConfigError where a file is none; None without TLS."""
+        if not self.tls:
+            return None
+        for what, path in (("ca", self.ca), ("certificate", self.certificate), ("key", self.key)):
+            if path is not None and not Path(path).is_file():
+                raise ConfigError(f"{what} {path} is no file; name one in PEM form")
+        try:
+            context = ssl.create_default_context(cafile=self.ca)
+        except ssl.SSLError as error:
+            raise ConfigError(f"ca {self.ca} holds no certificates: {error.reason}; name a file in PEM form") from None
+        if self.certificate is not None:
+            try:
+                context.load_cert_chain(self.certificate, self.key)
+            except (ssl.SSLError, OSError) as error:
+                raise ConfigError(
+                    f"certificate {self.certificate} and its key cannot be used: {error}; both must be in PEM form, "
+                    "and belong together"
+                ) from None
+        return context
+
+    def connection(self, identifier: str, will: tuple[str, bytes] | None = None) -> Any:
+        """Return a client of aiomqtt that is not connected yet.
+
+        Args:
+            identifier: by which the broker knows this side again; one connection has it at a time.
+            will: topic and payload that the broker publishes, retained, when the connection is lost.
+
+        """
+        try:
+            import aiomqtt
+            from paho.mqtt.packettypes import PacketTypes
+            from paho.mqtt.properties import Properties
+        except ModuleNotFoundError as error:
+            raise MissingDependencyError(
+                f"fedmpdd.mqtt needs the package {error.name}, which is missing; pip install 'fedmpdd[mqtt]'"
+            ) from None
+        make: Any = Properties  # paho's own types say nothing of it
+        properties = make(PacketTypes.CONNECT)
+        properties.SessionExpiryInterval = SESSION_S
+        properties.ReceiveMaximum = MOST_IN_FLIGHT
+        return aiomqtt.Client(
+            self.host,
+            self.port,
+            username=self.username,
+            password=self.password,
+            identifier=identifier,
+            protocol=aiomqtt.ProtocolVersion.V5,
+            clean_start=False,
+            properties=properties,
+            keepalive=self.keepalive,
+            tls_context=self.context(),
+            will=None if will is None else aiomqtt.Will(will[0], will[1], qos=1, retain=True),
+            max_inflight_messages=MOST_IN_FLIGHT,
+            timeout=20,
+        )

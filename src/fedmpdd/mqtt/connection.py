@@ -1,0 +1,142 @@
+"""A connection that comes back by itself: what each side of a training talks to the broker through."""
+
+import asyncio
+import logging
+import random
+import ssl
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from fedmpdd.errors import RunError
+from fedmpdd.mqtt.broker import Broker
+
+_log = logging.getLogger("fedmpdd")
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 15.0  # seconds before connecting again; a broker that restarts is not stormed
+_FINAL = ("not authori", "bad user", "banned", "unsupported protocol", "certificate", "identifier not valid")
+
+
+class Connection:
+    """One side's connection.
+
+    Args:
+        broker: to connect to.
+        identifier: by which the broker knows this side again.
+        topics: to subscribe to.
+        receive: called with topic and payload of every message.
+        will: topic and payload that the broker publishes when the connection is lost.
+        connected: called after every connection was made, before messages come.
+
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        identifier: str,
+        topics: Iterable[str],
+        receive: Callable[[str, bytes], None],
+        *,
+        will: tuple[str, bytes] | None = None,
+        connected: Callable[[], None] | None = None,
+    ) -> None:
+        self._broker, self._identifier = broker, identifier
+        self._topics, self._receive = list(topics), receive
+        self._will, self._connected = will, connected
+        self._client: Any = None
+        self._aliases: dict[str, int] = {}
+        self._ready = asyncio.Event()
+        self.count = 0  # connections so far
+
+    async def run(self) -> None:
+        """Stay connected until cancelled.
+
+        Raises:
+            RunError: the first connection could not be made, or the broker refuses this side for good.
+
+        """
+        import aiomqtt
+
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                async with self._broker.connection(self._identifier, self._will) as client:
+                    client.pending_calls_threshold = 100_000
+                    await self._begin(client)
+                    pause = FIRST_PAUSE
+                    async for message in client.messages:
+                        self._receive(message.topic.value, message.payload)
+            except (aiomqtt.MqttError, ssl.SSLError, OSError) as error:
+                text = _words_of(error)
+                if self.count == 0 or any(words in text.lower() for words in _FINAL):
+                    raise RunError(f"{self._broker} cannot be used: {text}; {_remedy(text)}") from None
+                _log.warning(
+                    "%s: the connection of %s is lost: %s; connecting again", self._broker, self._identifier, text
+                )
+            finally:
+                self._ready.clear()
+                self._client = None
+            # Some later than others: a broker that begins anew is not to be asked by all of them at once.
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    async def _begin(self, client: Any) -> None:
+        self._aliases.clear()
+        if self._topics:
+            await client.subscribe([(topic, 1) for topic in self._topics])
+        self._client = client
+        self.count += 1
+        self._ready.set()
+        if self._connected is not None:
+            self._connected()
+
+    async def subscribe(self, topic: str) -> None:
+        """Subscribe to a topic too, as long as this connection lasts."""
+        await self._ready.wait()
+        await self._client.subscribe(topic, qos=1)
+
+    async def unsubscribe(self, topic: str) -> None:
+        """Leave a topic."""
+        await self._ready.wait()
+        await self._client.unsubscribe(topic)
+
+    async def publish(self, topic: str, payload: bytes, *, retain: bool = False, alias: bool = False) -> bool:
+        """Publish with QoS 1, and return whether the broker has it; who publishes decides whether to do it again.
+
+        topic: of the message. payload: its bytes. retain: whether the broker keeps it for who comes later.
+        alias: whether the topic is sent once in a connection, and a number of two bytes from then on.
+        """
+        import aiomqtt
+
+        await self._ready.wait()
+        name, properties = self._alias_of(topic) if alias else (topic, None)
+        try:
+            await self._client.publish(name, payload, qos=1, retain=retain, properties=properties)
+        except (aiomqtt.MqttError, ValueError, OSError, AttributeError) as error:  # it was lost in between
+            _log.info("%s: a message of %s did not arrive: %s", self._broker, self._identifier, _words_of(error))
+            return False
+        return True
+
+    def _alias_of(self, topic: str) -> tuple[str, Any]:
+        from paho.mqtt.packettypes import PacketTypes
+        from paho.mqtt.properties import Properties
+
+        make: Any = Properties  # paho's own types say nothing of it
+        properties = make(PacketTypes.PUBLISH)
+        known = topic in self._aliases
+        properties.TopicAlias = self._aliases.setdefault(topic, len(self._aliases) + 1)
+        return "" if known else topic, properties
+
+
+def _words_of(error: BaseException) -> str:
+    return str(error) or type(error).__name__
+
+
+def _remedy(text: str) -> str:
+    """What to do about an error, in words."""
+    lower = text.lower()
+    if "certificate" in lower or "ssl" in lower or "tls" in lower:
+        return "check the certificates: --ca, --certificate and --key, and the name that the broker's is for"
+    if "not authori" in lower or "bad user" in lower:
+        return "check user name and password, and what the broker's ACL allows"
+    if "protocol" in lower:
+        return "the broker must speak MQTT 5"
+    return "is a broker running there? Start one, or name another with --broker"

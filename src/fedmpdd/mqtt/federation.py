@@ -1,0 +1,196 @@
+"""A config's training with clients at a broker: the server's side as a federation, and what its clients compute."""
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedmpdd.errors import ConfigError
+from fedmpdd.mqtt.broker import Broker
+from fedmpdd.mqtt.client import Prepare
+from fedmpdd.mqtt.gatherer import weights_of
+from fedmpdd.mqtt.messages import RoundMessage, pack_contributions, read_contributions
+from fedmpdd.mqtt.rounds import Rounds, message_of
+from fedmpdd.mqtt.terms import Terms
+from fedmpdd.runs.driver import Callback, Training
+from fedmpdd.server.journal import Record
+from fedmpdd.simulation import sampling
+from fedmpdd.simulation.clients import Computed, GradientRequest
+from fedmpdd.simulation.config import RunConfig
+from fedmpdd.simulation.engine import Answers, Federation, Plan, federation_of
+from fedmpdd.simulation.replay import model_sha256
+from fedmpdd.simulation.tasks import load_task
+from fedmpdd.tasks.data import Dataset
+from fedmpdd.tasks.task import Task
+from fedmpdd.uplink import Uploads
+from fedmpdd.wire.frames import payload_of
+
+
+class MqttFederation(Federation):
+    """A federation whose rounds go over a broker. It steps, evaluates, keeps a journal and resumes like any other.
+
+    Args:
+        config: of the run.
+        task: its model and test examples; those of clients are not used.
+        broker: to connect to.
+        name: of the training.
+        replaces: whether another training of that name may be replaced at the broker.
+
+    """
+
+    def __init__(
+        self, config: RunConfig, task: Task | Dataset, broker: Broker, name: str, *, replaces: bool = False
+    ) -> None:
+        super().__init__(with_journal(config), task)
+        self._terms = terms_of(self)
+        self._rounds = Rounds(broker, name, self._terms, replaces=replaces)
+        self._past: list[RoundMessage] = []  # the last of them begins the next round
+        self._has_begun = False
+
+    def _check_engine(self) -> None:
+        config = self.config
+        if config.secure is not None:
+            raise ConfigError("secure sums take several messages of each client, which this engine does not carry yet")
+        if config.source == "losses":
+            raise ConfigError(f"codec {config.codec.name!r} sends losses, which this engine's clients do not compute")
+        if self._statistics is not None:
+            raise ConfigError(
+                'batch_norm = "averaged": an update over MQTT is its payload alone; use batch_norm = "local"'
+            )
+
+    def _upload(self, plan: Plan) -> Generator[GradientRequest, Computed, Answers]:
+        """Begin the round at the broker, and wait for what clients send."""
+        yield from ()  # nothing is computed here
+        begun = self._clock()
+        replica: Any = self._server
+        added = self._past[-1] if self._past else None
+        if not self._has_begun:
+            self._rounds.begin(replica, self._past, start=len(self._past) and 1 + plan.round % 255)
+            self._has_begun = True
+        counted = self._rounds.round(plan.round, replica, added)
+        contributions = counted.contributions
+        self._contributions = contributions
+        examples = None
+        if self.config.weighting == "examples":
+            examples = [float(self.partition.examples_of(one.client).size) for one in contributions]
+        answered = plan._replace(
+            present=np.array([one.client for one in contributions], np.int64),
+            keys=[update.key for update in counted.updates],
+            weights=weights_of(contributions, self._terms, examples),
+            arrived=pack_contributions(contributions, self._terms, plan.round),
+        )
+        uploads = None
+        if counted.updates:
+            uploads = self._uplink.uploads_of(counted.updates)
+            uploads = Uploads(uploads.batch, counted.nbytes, uploads.payload_bytes)
+        nothing = Computed(None, torch.full((len(contributions),), torch.nan))
+        return Answers(answered, uploads, nothing, self._clock() - begun, 0.0)
+
+    def _note(self, mean: Any) -> None:
+        super()._note(mean)
+        self._append(self.bundle, model_sha256(self.flat))
+
+    def _append(self, bundle: bytes, sha256: str) -> None:
+        self._past = [*self._past[-300:], message_of(self.next_round, sha256, bundle, self._contributions)]
+
+    def advance(self, record: Record, *, changes_model: bool) -> None:
+        """See Federation; what clients were told of the round is remembered too."""
+        super().advance(record, changes_model=changes_model)
+        self._contributions = read_contributions(record.note.get("arrived"), self._terms, record.round)
+        self._append(record.bundle, record.model_sha256)
+
+    def end(self) -> None:
+        """Tell clients that the training is over."""
+        replica: Any = self._server
+        if not self._has_begun:  # it was over before
+            self._rounds.begin(replica, self._past)
+        self._rounds.end(self.next_round, replica, self._past[-1] if self._past else None)
+
+    def close(self) -> None:
+        super().close()
+        self._rounds.close()
+
+
+class Farewell(Callback):
+    """Tells clients at the end that the training is over, unless it was only paused."""
+
+    def end(self, training: Training) -> None:
+        if training.is_complete and isinstance(training.federation, MqttFederation):
+            training.federation.end()
+
+
+def with_journal(config: RunConfig) -> RunConfig:
+    """Return a config whose run keeps a journal, which is what acknowledges updates."""
+    if config.journal is False:
+        raise ConfigError(
+            "journal = false: over MQTT an update counts as acknowledged once it is in the journal; leave it out"
+        )
+    return config.model_copy(update={"journal": True})
+
+
+def terms_of(federation: Federation) -> Terms:
+    """Return what both sides of a config's training agree on."""
+    config = federation.config
+    protection = config.codec.protection()
+    name, parameters = config.codec.registered()
+    given = {} if protection is None else {key: value for key, value in asdict(protection).items() if key != "codec"}
+    return Terms(
+        codec={"name": name, **parameters},
+        shapes=tuple(tuple(shape) for shape in federation.model.shapes),
+        seed=sampling.session_seed(config),
+        clients=config.clients,
+        per_round=config.per_round,
+        keys="derived" if config.codec.keys == "sent" else config.codec.keys,
+        sampling_seed=config.seed,
+        rounds=config.rounds,
+        lr=config.lr,
+        server=config.server,
+        schedule=config.schedule,
+        mean_bits=config.mean_bits,
+        arrivals=config.arrivals,
+        error_feedback=config.codec.error_feedback,
+        protection={key: value for key, value in given.items() if value is not None},
+        model_sha256=federation.journal_header.model_sha256,
+    )
+
+
+class FederationEncoder:
+    """Computes the updates of clients as the local engine does: with its data, minibatches and gradients."""
+
+    def __init__(self, federation: Federation) -> None:
+        self._federation = federation
+
+    def updates(self, round_number: int, flat: NDArray[np.float32], clients: Sequence[int]) -> list[bytes]:
+        """See fedmpdd.mqtt.client.Encoder."""
+        return [payload_of(update) for update in self._federation.updates_of(round_number, flat, clients)]
+
+
+def prepare_with(config: RunConfig, data_dir: Path | None = None) -> Prepare:
+    """Return what a client of a config's training is made ready by: it refuses terms that are not the config's.
+
+    Args:
+        config: that the server has too.
+        data_dir: where the datasets are.
+
+    """
+    federation = federation_of(config, load_task(config, data_dir))
+    return _preparing(federation, lambda: federation.flat.numpy().copy())
+
+
+def _preparing(federation: Federation, initial: Callable[[], NDArray[np.float32]]) -> Prepare:
+    ours = terms_of(federation)
+
+    def prepare(terms: Terms) -> tuple[FederationEncoder, NDArray[np.float32] | None]:
+        differ = [name for name in terms.differences(ours) if name not in ("model_sha256", "rounds", "arrivals")]
+        if differ:
+            raise ConfigError(
+                f"the server's config is another one than this client's: {', '.join(differ)} differ; give both the same"
+            )
+        # Where this machine makes another initial model, the client fetches the server's.
+        return FederationEncoder(federation), initial() if terms.model_sha256 == ours.model_sha256 else None
+
+    return prepare

@@ -1,0 +1,128 @@
+"""Rounds over a broker, as a server has them: it begins one, waits for updates, and says what the one before added."""
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmpdd.errors import RunError
+from fedmpdd.mqtt.broker import Broker
+from fedmpdd.mqtt.follower import SNAPSHOT_EVERY, TAIL, model_tag, snapshot
+from fedmpdd.mqtt.gatherer import Counted, Gatherer
+from fedmpdd.mqtt.messages import Contribution, RoundMessage, mark_clients, pack_parts
+from fedmpdd.mqtt.post import Post
+from fedmpdd.mqtt.terms import Terms
+from fedmpdd.mqtt.topics import Topics
+from fedmpdd.server.replica import Replica
+
+_log = logging.getLogger("fedmpdd")
+
+
+class Rounds:
+    """A training at a broker.
+
+    What a round added must be on the disk before the next begins: that is what acknowledges its updates.
+
+    Args:
+        broker: to connect to.
+        name: of the training.
+        terms: of it.
+        replaces: whether another training of that name, which the broker still has, may be replaced.
+
+    """
+
+    def __init__(self, broker: Broker, name: str, terms: Terms, *, replaces: bool = False) -> None:
+        self._broker, self._terms, self._replaces = broker, terms, replaces
+        self._topics = Topics(name)
+        self._gatherer = Gatherer(terms, self._ask_again)
+        self._post = Post(broker, self._topics, self._gatherer.receive, self._gatherer.fail)
+        self._start = 0
+        self._round = 0
+
+    def begin(self, replica: Replica[NDArray[np.float32]], past: Sequence[RoundMessage] = (), start: int = 0) -> None:
+        """Connect, and publish all that a client needs, also one that comes later.
+
+        Args:
+            replica: the model as it is now.
+            past: the messages of the last rounds, after a restart; the last begins the round of the model.
+            start: how often the training was started before.
+
+        Raises:
+            RunError: the broker cannot be reached, or has another training of this name.
+
+        """
+        kept = self._post.start()
+        packed, topics = self._terms.pack(), self._topics
+        if kept and kept != packed and not self._replaces:
+            raise RunError(
+                f"{self._broker} has another training named {topics.name!r}; choose another --name, or --replace it"
+            )
+        self._start = start
+        for message in past[-1 - self._terms.arrivals.max_age :]:
+            self._gatherer.remember(message.contributions)
+        tail = [(topics.tail(message.round % TAIL), self._pack(message)) for message in past[-TAIL:]]
+        self._post.publish([(topics.terms, packed), *tail, *self._parts(replica)], wait=True)
+
+    def round(self, number: int, replica: Replica[NDArray[np.float32]], added: RoundMessage | None) -> Counted:
+        """Begin a round, wait for its updates, and return those that count.
+
+        Args:
+            number: of the round.
+            replica: the model that it starts from.
+            added: the message of this round where the one before added something; None in the first.
+
+        """
+        self._open(number, replica, added)
+        return self._gatherer.wait()
+
+    def _open(self, number: int, replica: Replica[NDArray[np.float32]], added: RoundMessage | None) -> None:
+        topics = self._topics
+        self._round = number
+        self._gatherer.open(number)
+        message = self._pack(added or RoundMessage(number, model_tag(replica.flat)))
+        messages = [(topics.round, message)]
+        if added is not None:
+            messages.append((topics.tail(number % TAIL), message))
+        if number and number % SNAPSHOT_EVERY == 0:
+            messages += self._parts(replica)
+        self._post.publish(messages)
+
+    def end(self, number: int, replica: Replica[NDArray[np.float32]], added: RoundMessage | None) -> None:
+        """Tell clients that the training is over, and leave its last model with the broker."""
+        message = added or RoundMessage(number, model_tag(replica.flat))
+        packed = self._pack(message._replace(is_over=True))
+        messages = [(self._topics.round, packed), *self._parts(replica)]
+        self._post.publish(messages, wait=True)
+
+    def close(self) -> None:
+        """End the connection; the broker keeps what was retained."""
+        self._post.close()
+
+    @property
+    def drops(self) -> dict[str, int]:
+        """How many updates did not count, by reason."""
+        return dict(self._gatherer.drops)
+
+    def _pack(self, message: RoundMessage) -> bytes:
+        return message._replace(start=self._start).pack(self._terms)
+
+    def _parts(self, replica: Replica[NDArray[np.float32]]) -> list[tuple[str, bytes]]:
+        parts = pack_parts(replica.next_round, snapshot(replica), self._terms)
+        return [(self._topics.model(number), part) for number, part in enumerate(parts)]
+
+    def _ask_again(self, clients: list[int]) -> None:
+        here = self._post.present
+        away = [client for client in clients if client not in here]
+        if away:
+            _log.info("%s of them are not connected: %s", len(away), ", ".join(map(str, away[:10])))
+        message = mark_clients(self._round, clients, self._terms.clients)
+        self._post.publish([(self._topics.missing, message)], retain=False)
+
+
+def message_of(number: int, sha256: str, bundle: bytes, contributions: Sequence[Contribution]) -> RoundMessage:
+    """Return the message of the round that begins after another one was put on the disk.
+
+    number: of the round that begins. sha256: of its model. bundle: what the round before added. contributions: to it.
+    """
+    return RoundMessage(number, bytes.fromhex(sha256)[:4], bundle, tuple(contributions))

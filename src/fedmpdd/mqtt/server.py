@@ -1,0 +1,211 @@
+"""The server of a training of one's own over MQTT: a model as a vector, a codec, and a folder; without PyTorch."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmpdd.codecs import Codec
+from fedmpdd.codecs.registry import parameter_names
+from fedmpdd.documents import read_json, write_atomically
+from fedmpdd.errors import ConfigError, GradientError, JournalError, RunError
+from fedmpdd.mqtt.broker import Broker
+from fedmpdd.mqtt.follower import model_sha256
+from fedmpdd.mqtt.gatherer import weights_of
+from fedmpdd.mqtt.messages import RoundMessage, pack_contributions, read_contributions
+from fedmpdd.mqtt.rounds import Rounds, message_of
+from fedmpdd.mqtt.terms import Terms
+from fedmpdd.server.journal import JOURNAL, Header, Journal, JournalReader, Record
+from fedmpdd.server.step import StepRule
+from fedmpdd.uplink import Mean, RobustMean, Uplink
+from fedmpdd.uplink.arrivals import SYNCHRONOUS, Arrivals
+from fedmpdd.wire.bare import AssignedKeys
+from fedmpdd.wire.bundle import Bundle
+
+Float32 = NDArray[np.float32]
+TERMS = "terms.json"
+MOST_PAST = 300  # rounds whose messages are kept: more than any tail and any age
+
+
+class Server:
+    """Trains a model with clients at a broker. What it did is in its folder: started anew, it goes on from there.
+
+    Args:
+        broker: to connect to: a Broker, or its address.
+        name: of the training, in the topics of the broker.
+        model: the initial parameters, float32 [d].
+        codec: of the updates.
+        folder: for the journal; made where there is none.
+        clients: how many there are; they are numbered from 0.
+        rounds: of the training.
+        lr: the step size.
+        per_round: how many clients are asked in a round; by default all.
+        seed: that keys and samples of clients follow from; by default one from the operating system.
+        keys: "derived", "shared" or "partitioned": see BareSession.
+        server: the optimiser; by default SGD.
+        arrivals: when it steps, and what late updates count for; by default rounds are synchronous.
+        mean_bits: with shared keys, step along one update, the mean, with scalars of so many bits.
+        robust: how the mean is taken where clients may lie; by default the plain mean.
+        shapes: of the model's parameters, for codecs that need them; by default one vector.
+        replaces: whether another training of that name may be replaced at the broker.
+
+    Raises:
+        ConfigError: the arguments do not go together.
+        RunError: the folder holds another training.
+
+    Example:
+        >>> server = Server("mqtt://localhost", "site-4", np.zeros(7850, np.float32), Peaks(m=7),
+        ...                 "runs/site-4", clients=20, rounds=100, lr=0.05)  # doctest: +SKIP
+        >>> model = server.run()  # doctest: +SKIP
+
+    """
+
+    def __init__(
+        self,
+        broker: Broker | str,
+        name: str,
+        model: Float32,
+        codec: Codec,
+        folder: str | Path,
+        *,
+        clients: int,
+        rounds: int,
+        lr: float,
+        per_round: int | None = None,
+        seed: int | None = None,
+        keys: AssignedKeys = "derived",
+        server: StepRule | None = None,
+        arrivals: Arrivals = SYNCHRONOUS,
+        mean_bits: int | None = None,
+        robust: RobustMean | None = None,
+        shapes: Sequence[tuple[int, ...]] | None = None,
+        replaces: bool = False,
+    ) -> None:
+        flat = np.asarray(model)
+        if flat.ndim != 1 or flat.dtype != np.float32 or not np.isfinite(flat).all():
+            raise ConfigError(f"the model is {flat.dtype} {flat.shape}; expected a vector of finite float32 [d]")
+        self._folder = Path(folder)
+        kept = self._kept_terms()
+        chosen = int.from_bytes(os.urandom(7), "little") if seed is None else seed
+        if kept is not None and seed is None:
+            chosen = kept.seed
+        parameters = {name: getattr(codec, name) for name in parameter_names(type(codec))}
+        trims = robust is not None and mean_bits is None and robust.trims(codec, shared=keys == "shared")
+        self._terms = Terms(
+            codec={"name": codec.name, **parameters},
+            shapes=tuple(map(tuple, shapes or [flat.shape])),
+            seed=chosen,
+            clients=clients,
+            per_round=clients if per_round is None else per_round,
+            keys=keys,
+            sampling_seed=chosen,
+            rounds=rounds,
+            lr=float(lr),
+            server=server or StepRule(),
+            mean_bits=32 if trims else mean_bits,
+            arrivals=arrivals,
+            model_sha256=model_sha256(flat),
+        )
+        if self._terms.d != flat.size:
+            raise ConfigError(f"shapes hold {self._terms.d} parameters, and the model has {flat.size}")
+        if kept is not None and (differ := [one for one in kept.differences(self._terms) if one != "rounds"]):
+            raise RunError(
+                f"{self._folder} holds another training: {', '.join(differ)} differ; give what it began with, or "
+                "choose another folder"
+            )
+        self._initial = flat.copy()
+        codec = self._terms.session.codec
+        self._uplink = Uplink(codec, self._terms.d, keys, mean_bits=mean_bits, robust=robust)
+        self._rounds = Rounds(
+            Broker.parse(broker) if isinstance(broker, str) else broker, name, self._terms, replaces=replaces
+        )
+
+    @property
+    def terms(self) -> Terms:
+        """What clients have to agree to."""
+        return self._terms
+
+    def _kept_terms(self) -> Terms | None:
+        path = self._folder / TERMS
+        if not path.is_file():
+            if (self._folder / JOURNAL).exists():
+                raise RunError(f"{self._folder} holds a journal and no {TERMS}; choose another folder")
+            return None
+        read_json(path, "choose another folder")
+        return Terms.unpack(path.read_bytes())
+
+    def _header(self) -> Header:
+        terms = {"terms": self._terms.tag.hex()}
+        return Header(self._terms.d, (1, 1, 1), 1, self._terms.model_sha256, terms)
+
+    def _open(self) -> tuple[Journal, Any, list[RoundMessage]]:
+        """The journal, the model that it leads to, and the messages of its last rounds."""
+        replica = self._terms.replica(self._initial)
+        path = self._folder / JOURNAL
+        past: list[RoundMessage] = []
+        if not path.exists():
+            self._folder.mkdir(parents=True, exist_ok=True)
+            packed = self._terms.pack()
+            write_atomically(self._folder / TERMS, lambda partial: partial.write_bytes(packed) and None)
+            return Journal.create(path, self._header(), self._initial), replica, past
+        with JournalReader(path) as reader:
+            if reader.header.model_sha256 != self._terms.model_sha256:
+                raise JournalError(f"{path} begins with another model; give what it began with")
+            for record in reader:
+                replica.apply(record.bundle, self._terms.bundle_codec(record.round))
+                if model_sha256(replica.flat) != record.model_sha256:
+                    raise JournalError(f"{path}: round {record.round} leads to another model than when it was written")
+                contributions = read_contributions(record.note.get("arrived"), self._terms, record.round)
+                message = message_of(record.round + 1, record.model_sha256, record.bundle, contributions)
+                past = [*past[-MOST_PAST:], message]
+        return Journal(path, reader.end), replica, past
+
+    def run(self, on_round: Callable[[int, Float32, dict[str, Any]], None] | None = None) -> Float32:
+        """Train until the last round, and return the model [d].
+
+        Args:
+            on_round: called after every round with its number, the model that it led to, and a table of what it did:
+                clients, uplink_bytes.
+
+        Raises:
+            RunError: the broker cannot be reached, or refuses.
+            GradientError: the model is not finite any more; lower the step size.
+
+        """
+        journal, replica, past = self._open()
+        try:
+            self._rounds.begin(replica, past, start=1 + len(past) % 255 if past else 0)
+            while replica.next_round < self._terms.rounds:
+                number = replica.next_round
+                added, note = self._round(journal, replica, past[-1] if past else None)
+                past = [*past[-MOST_PAST:], added]
+                if on_round is not None:
+                    on_round(number, replica.flat, note)
+            self._rounds.end(replica.next_round, replica, past[-1] if past else None)
+        finally:
+            self._rounds.close()
+            journal.close()
+        flat: Float32 = replica.flat
+        return flat
+
+    def _round(
+        self, journal: Journal, replica: Any, before: RoundMessage | None
+    ) -> tuple[RoundMessage, dict[str, Any]]:
+        number = replica.next_round
+        counted = self._rounds.round(number, replica, before)
+        mean: Mean | None = None
+        if counted.updates:
+            weights = weights_of(counted.contributions, self._terms)
+            mean = self._uplink.mean(self._uplink.uploads_of(counted.updates), weights)
+        replica.take(mean)
+        if not np.isfinite(replica.flat).all():
+            raise GradientError(f"the step of round {number} makes the model infinite; lower lr")
+        bundle = (Bundle() if mean is None else mean.bundle()).pack()
+        sha256 = model_sha256(replica.flat)
+        note = {"round": number, "clients": len(counted.updates), "uplink_bytes": counted.nbytes}
+        arrived = pack_contributions(counted.contributions, self._terms, number)
+        journal.append(Record(number, bundle, sha256, {**note, "arrived": arrived}))
+        return message_of(number + 1, sha256, bundle, counted.contributions), note
