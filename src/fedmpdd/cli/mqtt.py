@@ -1,7 +1,9 @@
 """`fedmpdd mqtt`: a training whose clients are at an MQTT broker: the server, and clients."""
 
 import re
+import signal
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -50,6 +52,10 @@ def parse_numbers(text: str) -> list[int]:
             raise ConfigError(f"clients {text!r:.60}: expected numbers and ranges, such as 0-24,30")
         numbers += range(first, last + 1)
     return numbers
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 @app.command(cls=Command)
@@ -102,6 +108,8 @@ def serve(
         wanted = with_journal(load_config(config, overrides))
         current = runs.Run.create(out or runs.free_folder(config), wanted, data_dir, engine=engine)
     messages.print(f"run folder: {current.folder}")
+    # Between rounds as within: the journal has all that was acknowledged, and the wait for clients may be long.
+    signal.signal(signal.SIGINT, _stop)
     how_to_go_on = f"stopped; go on with: fedmpdd mqtt serve --resume {current.folder} --broker {reached} --name {name}"
     with round_display() as start, resume_hint(how_to_go_on), blame_user_code(current.config.model_dump(mode="json")):
         show = start(

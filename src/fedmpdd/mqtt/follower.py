@@ -98,6 +98,8 @@ class Follower:
             self.newest = message
         if message.bundle is not None and (self._replica is None or message.round > self._replica.next_round):
             self._waiting[message.round] = message
+            for number in [one for one in self._waiting if one < self.newest.round - TAIL - SNAPSHOT_EVERY]:
+                del self._waiting[number]  # no model that the broker keeps is so old
         self._go_on()
         return message
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpdd.codecs import Codec, make_codec
+from fedmpdd.codecs import NO_KEY, Codec, make_codec
 from fedmpdd.directions import Key
 from fedmpdd.documents import is_count, parse_json
 from fedmpdd.errors import ConfigError, FedmpddError, OrderError
@@ -17,6 +17,7 @@ from fedmpdd.server.replica import Replica
 from fedmpdd.server.step import CONSTANT, OPTIMISERS, SCHEDULES, Schedule, Step, StepRule
 from fedmpdd.uplink import ErrorFeedback, Protection, Uplink
 from fedmpdd.uplink.arrivals import SYNCHRONOUS, Arrivals
+from fedmpdd.uplink.policy import Order
 from fedmpdd.wire.bare import WAYS, AssignedKeys, BareSession
 
 SGD = StepRule()
@@ -117,6 +118,11 @@ class Terms:
             protection=Protection(codec, **self.protection) if self.protection else None,
             mean_bits=self.mean_bits,
         )
+
+    def order(self, round_number: int) -> Order:
+        """Return what these terms ask of an update, for a policy. Whoever has the terms has its key."""
+        codec = self.session.codec_at(round_number)
+        return Order(codec, NO_KEY if codec.noise_from_key else None, self.protection)
 
     def sample(self, round_number: int) -> NDArray[np.int64]:
         """Return the clients that are asked in a round, in order: those of the local engine with this seed."""

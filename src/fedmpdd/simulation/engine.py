@@ -208,7 +208,8 @@ class Federation:
             losses = computed.losses
             with reproducible_arithmetic(config):
                 beside = self._take_statistics(computed.statistics, plan.weights)
-            uplink_bytes, payload_bytes = uploads.frame_bytes + beside, uploads.payload_bytes + beside
+            if uploads is not None:
+                uplink_bytes, payload_bytes = uploads.frame_bytes + beside, uploads.payload_bytes + beside
         elif plan.keys and config.secure is not None:
             uplink_bytes = self._uplink.aborted_bytes(len(plan.keys))
         with reproducible_arithmetic(config):
