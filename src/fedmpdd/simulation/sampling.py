@@ -41,10 +41,12 @@ def sample_batches(
     rngs = _client_rngs(config, _BATCH, round_number, clients)
     if config.local_epochs is not None:
         return _epochs(config.local_epochs, config.batch, rngs, examples)
-    batches = np.empty((len(clients), config.local_steps, config.batch), np.int64)
+    batch = config.batch
+    batches = np.empty((len(clients), config.local_steps, batch), np.int64)
     for rows, rng, held in zip(batches, rngs, examples, strict=True):
         for row in rows:
-            row[:] = rng.choice(held, config.batch, replace=False)
+            # Of one example, `choice` draws the same number, and takes several times as long.
+            row[:] = held[rng.integers(held.size)] if batch == 1 else rng.choice(held, batch, replace=False)
     return batches
 
 
