@@ -242,7 +242,7 @@ EVERY_CODEC: list[dict[str, Any]] = [
     {"name": "peaks", "m": 60, "group": 64},
     {"name": "decomfl", "m": 300, "keys": "shared"},
     {"name": "fedkseed", "m": 300, "keys": "derived"},
-    {"name": "feedsign", "m": 300, "keys": "shared"},
+    {"name": "feedsign", "m": 100, "keys": "shared"},
     {"name": "ferret", "m": 300},
     {"name": "sa-fedlora", "rank": 4, "warmup": 5},
 ]
