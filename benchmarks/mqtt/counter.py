@@ -13,12 +13,8 @@ from threading import Event, Thread
 CHUNK = 65_536
 HANDSHAKE, APPLICATION = 0x16, 0x17  # types of records
 TLS_EXTRA = 22  # bytes of a record of TLS 1.3 beside what is in it: 5 of head, 1 of type, 16 of tag
-PACKETS = dict(
-    enumerate(
-        "? connect connack publish puback pubrec pubrel pubcomp subscribe suback unsubscribe unsuback pingreq pingresp "
-        "disconnect auth".split()
-    )
-)
+PACKETS = {0: "?", 1: "connect", 2: "connack", 3: "publish", 4: "puback", 8: "subscribe", 9: "suback"}
+PACKETS |= {10: "unsubscribe", 11: "unsuback", 12: "pingreq", 13: "pingresp", 14: "disconnect"}
 
 
 @dataclass(frozen=True)
@@ -49,7 +45,7 @@ class Stream:
             if len(self._rest) < size:
                 return
             head = bytes(self._rest[:64])
-            kind = ("tls" if head[0] == APPLICATION else "set-up") if self._is_tls else PACKETS[head[0] >> 4]
+            kind = ("tls" if head[0] == APPLICATION else "set-up") if self._is_tls else PACKETS.get(head[0] >> 4, "?")
             self.messages.append(Message(kind, size, head))
             del self._rest[:size]
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from benchmarks.mqtt.mosquitto import Mosquitto
 from fedmpdd.mqtt import Broker, Client, Server
 from fedmpdd.mqtt.client import Encoder
-from fedmpdd.mqtt.federation import MqttFederation, prepare_with, with_journal
+from fedmpdd.mqtt.federation import Farewell, MqttFederation, prepare_with, with_journal
 from fedmpdd.mqtt.terms import Terms
 from fedmpdd.runs.folders import Run
 from fedmpdd.simulation.config import RunConfig, codec_config, parse_config
@@ -42,7 +42,7 @@ class Row:
     p90_ms: float
     gradients_ms: float  # of the slower process, with their encoding; 0 where they were ready
     beside_ms: float  # a round without them, median
-    server_cpu_ms: float  # of a round, all threads
+    server_cpu_ms: float  # of a round, all threads, median
     client_cpu_ms: float  # of a round, the busiest process, gradients included
     load: float  # of the machine when it was over
 
@@ -126,23 +126,25 @@ def measure(
             worker.start()
         for _ in workers:
             results.get()
-        begun = time.process_time()
+        used: list[float] = []
+
+        def note(*_: object) -> None:
+            ends.append(time.perf_counter())
+            used.append(time.process_time())
+
         if config is None:
             codec = parse_codec(text)
             server = Server(
                 mosquitto.broker, "rounds", np.zeros(D, np.float32), codec.build(), Path(folder) / "run",
                 clients=clients, rounds=total, lr=1e-3, seed=7,
             )  # fmt: skip
-            server.run(lambda *_: ends.append(time.perf_counter()))
+            server.run(note)
         else:
-            from fedmpdd.mqtt.federation import Farewell
-
             run = Run.create(
                 Path(folder) / "run", config,
                 engine=lambda settings, task: MqttFederation(settings, task, mosquitto.broker, "rounds"),
             )  # fmt: skip
-            run.train(lambda *_: ends.append(time.perf_counter()), callbacks=[Farewell()])
-        cpu = time.process_time() - begun
+            run.train(note, callbacks=[Farewell()])
         said = [results.get() for _ in workers]
         for worker in workers:
             worker.join()
@@ -153,5 +155,5 @@ def measure(
     return Row(
         text, "derived", "LeNet" if is_real else "ready", clients, processes, rounds,
         1e3 * median(times), 1e3 * quantiles(times, n=10)[-1], 1e3 * median(slower), 1e3 * median(beside),
-        1e3 * cpu / total, 1e3 * max(used for _, used in said) / total, os.getloadavg()[0],
+        1e3 * median(np.diff(used)[-rounds:]), 1e3 * max(cpu for _, cpu in said) / total, os.getloadavg()[0],
     )  # fmt: skip
