@@ -1,6 +1,7 @@
 """How to reach a broker: an address, and who one is there."""
 
 import re
+import socket
 import ssl
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -151,6 +152,8 @@ class Broker:
             keepalive=self.keepalive,
             tls_context=self.context(),
             will=None if will is None else aiomqtt.Will(will[0], will[1], qos=1, retain=True),
+            # Else an update waits until the acknowledgement before it is confirmed, which Linux does 40 ms later.
+            socket_options=[(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)],
             max_inflight_messages=MOST_IN_FLIGHT,
             timeout=20,
         )
