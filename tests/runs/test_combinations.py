@@ -12,6 +12,7 @@ from fedmpdd.errors import ConfigError, JournalError, RunError
 from fedmpdd.runs.folders import Run
 from fedmpdd.runs.history import read_metrics
 from fedmpdd.server import checkpoints
+from fedmpdd.server.step import Schedule
 from fedmpdd.simulation import RoundMetrics, parse_config
 from fedmpdd.simulation.config import RunConfig
 from fedmpdd.simulation.journal import JOURNAL, Journal, JournalReader
@@ -35,7 +36,11 @@ MPDD: dict[str, Any] = {"codec": {"name": "mpdd", "m": 12}}
 HADAMARD: dict[str, Any] = {"codec": {"name": "mpdd", "m": 12, "family": "hadamard"}}
 DECOMFL: dict[str, Any] = {"codec": {"name": "decomfl", "m": 6}}
 TOPK: dict[str, Any] = {"codec": {"name": "topk", "k": 8, "error_feedback": True}}
-AVERAGED: dict[str, Any] = {"dataset": "tests.runs.test_combinations:averaged", "batch_norm": "averaged"}
+AVERAGED: dict[str, Any] = {
+    "dataset": "tests.runs.test_combinations:averaged",
+    "model": "tests.tasks.own:with_batch_norm",
+    "batch_norm": "averaged",
+}
 ADAM = {"local_optimiser": "torch.optim:Adam(lr=0.01)", "lr": 1.0}
 TOGETHER: dict[str, dict[str, Any]] = {
     "a journal and client memory": {**TOPK, "journal": True},
@@ -110,7 +115,6 @@ def test_what_goes_together_trains_resumes_and_is_replayed(changes: dict[str, An
     assert rows_of(tmp_path / "cut") == rows_of(tmp_path / "whole")
     assert (tmp_path / "cut" / JOURNAL).is_file() == config.journaled
     if config.journaled:
-        assert (tmp_path / "cut" / JOURNAL).read_bytes()[-40:]
         replayed = replay(tmp_path / "cut", trust_imports=True)
         assert (replayed.matches, replayed.rounds) == (True, 7)
         assert replayed.as_dict()["sha256"] == summary["model_sha256"]
@@ -181,7 +185,7 @@ def test_steps_of_an_epoch_end_at_local_steps() -> None:
 
 def test_a_schedule_goes_over_all_rounds_unless_it_says_how_many() -> None:
     config = config_of({"schedule": {"kind": "linear", "warmup": 2}})
-    assert config.schedule == fm.Schedule("linear", rounds=7, warmup=2)
+    assert config.schedule == Schedule("linear", rounds=7, warmup=2)
     assert parse_config(config.model_dump(mode="json")) == config
     assert config_of({"schedule": {"kind": "linear", "rounds": 9}}).schedule.rounds == 9
     assert config_of({"schedule": {"kind": "constant"}}).schedule.rounds == 0
@@ -205,9 +209,12 @@ def test_decomfl_shares_directions_unless_told_otherwise() -> None:
 
 
 APART: dict[str, tuple[dict[str, Any], str]] = {
-    "forward mode and coordinates": ({"client": "forward", "codec": {"name": "topk"}}, "no scalars along directions"),
+    "forward mode and coordinates": (
+        {"client": "forward", "codec": {"name": "topk", "k": 8}},
+        "no scalars along directions",
+    ),
     "a mean of bits and coordinates": ({"downlink_bits": 8, "codec": {"name": "qsgd"}}, "no scalars along directions"),
-    "clipping and coordinates": ({"codec": {"name": "topk", "clip": 1.0}}, "no scalars along directions"),
+    "clipping and coordinates": ({"codec": {"name": "topk", "k": 8, "clip": 1.0}}, "no scalars along directions"),
     "a mean of bits and directions apart": ({**MPDD, "downlink_bits": 8}, 'needs keys = "shared"'),
     "memory and forward mode": (
         {**MPDD, "codec": {**MPDD["codec"], "error_feedback": True}, "client": "forward"},
@@ -221,7 +228,10 @@ APART: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "noise without a bound": ({"codec": {**MPDD["codec"], "noise_multiplier": 1.0}}, "no noise is enough"),
     "a grid of scales and no signs": ({"codec": {**MPDD["codec"], "scale_grid": 2.0}}, "it is for bits = 1"),
-    "secure sums and coordinates": ({"codec": {"name": "topk"}, "secure": {"clip": 1.0}}, "whose numbers add up"),
+    "secure sums and coordinates": (
+        {"codec": {"name": "topk", "k": 8}, "secure": {"clip": 1.0}},
+        "whose numbers add up",
+    ),
     "secure sums and noise": (
         {"codec": {**MPDD["codec"], "keys": "shared", "clip": 1.0}, "secure": {"clip": 1.0}},
         "secure sums clip and add noise themselves",

@@ -291,8 +291,8 @@ class Codec(ABC):
         """Return `scalar_codec`, or raise CodecError where there is none."""
         if self.scalar_codec is None:
             raise CodecError(
-                f"{self} has no scalars along directions, which clients that go forwards send, clip and noise are for, "
-                "and a mean of few bits is of; use a codec that has, such as mpdd"
+                f"{self} has no scalars along directions, which clip, noise, a mean of few bits and clients that go "
+                "forwards need; use a codec such as mpdd"
             )
         return self.scalar_codec
 

@@ -146,7 +146,7 @@ class ZerothOrder:
         """Slopes of clients' losses along directions, and the losses themselves: half-way, or in the same pass."""
         size = self.codec.step
         if size is None:
-            shape = torch.broadcast_shapes(models.shape, rows.shape)
+            shape = np.broadcast_shapes(models.shape, rows.shape)
             models, rows = (part.expand(shape).contiguous() for part in (models, rows))
             slopes, values = forward.along(lambda at: losses(at, step), models, rows[None])
             return slopes[0].cpu().numpy(), values
