@@ -15,8 +15,10 @@ from fedmpdd.server import checkpoints
 from fedmpdd.server.step import Schedule
 from fedmpdd.simulation import RoundMetrics, parse_config
 from fedmpdd.simulation.config import RunConfig
+from fedmpdd.simulation.engine import federation_of
 from fedmpdd.simulation.journal import JOURNAL, Journal, JournalReader
 from fedmpdd.simulation.replay import replay
+from tests.tasks import own
 from tests.tasks.own import regression, with_batch_norm
 
 BASE: dict[str, Any] = {
@@ -41,7 +43,8 @@ AVERAGED: dict[str, Any] = {
     "model": "tests.tasks.own:with_batch_norm",
     "batch_norm": "averaged",
 }
-ADAM = {"local_optimiser": "torch.optim:Adam(lr=0.01)", "lr": 1.0}
+ADAM: dict[str, Any] = {"local_optimiser": "torch.optim:Adam(lr=0.01)", "lr": 1.0}
+MOMENTUM: dict[str, Any] = {"local_optimiser": "torch.optim:SGD(lr=0.002, momentum=0.9)", "lr": 1.0}
 TOGETHER: dict[str, dict[str, Any]] = {
     "a journal and client memory": {**TOPK, "journal": True},
     "bundles down and client memory": {**TOPK, "downlink": "replay"},
@@ -267,3 +270,22 @@ APART: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_does_not_go_together_is_said_by_the_part_that_cannot(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         fm.simulation.make_federation(config_of(changes))
+
+
+@pytest.mark.parametrize("keys", ["shared", "derived"])
+@pytest.mark.parametrize("model", ["network", "with_dropout"])
+@pytest.mark.parametrize("settings", [{"local_steps": 3}, {"local_epochs": 2}, {**MOMENTUM, "local_steps": 2}], ids=str)
+def test_derivatives_and_differences_of_losses_step_alike(keys: str, model: str, settings: dict[str, Any]) -> None:
+    """Along the same directions, and with the same masks of dropout."""
+    ends = []
+    losses: dict[str, Any] = {"codec": {"name": "decomfl", "m": 6}}
+    forwards: dict[str, Any] = {"codec": {"name": "mpdd", "m": 6}, "client": "forward"}
+    for changes in (losses, forwards):
+        task = regression(getattr(own, model)())
+        codec = {**changes["codec"], "keys": keys}
+        fed = federation_of(config_of({"lr": 0.002, **changes, "codec": codec, **settings}), task)
+        start = fed.flat.clone()
+        for _ in range(3):
+            fed.run_round()
+        ends.append(fed.flat)
+    assert (ends[0] - ends[1]).norm() < 0.05 * (ends[0] - start).norm()

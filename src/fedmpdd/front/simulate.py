@@ -63,8 +63,8 @@ def simulate(
         seed: of everything random but the split of the examples.
         server: how the server steps: "sgd", "momentum", "adam", a StepRule, or a function from parameters to an
             optimiser of torch.optim.
-        local_optimiser: likewise for clients, with `local_steps` or `local_epochs`; `local_lr` is its step size, or
-            that of plain descent.
+        local_optimiser: likewise for clients, who then send how far they came; `local_lr` is its step size, or that of
+            plain descent.
         schedule: "constant", "cosine" or "linear" over all rounds, a Schedule, or a function from the number of a round
             to a factor of the step size.
         out: a run folder, which is gone on with if it is there: with the same settings, and as many rounds or more.

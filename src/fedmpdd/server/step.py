@@ -84,7 +84,8 @@ class Schedule:
         check_number("final", self.final, 0, math.inf, "a finite number, not negative")
         if self.kind in FALLING and self.rounds <= self.warmup:
             raise ConfigError(
-                f"rounds = {self.rounds} of a {self.kind} schedule, of which warmup has {self.warmup}: expected more"
+                f"rounds = {self.rounds} with warmup = {self.warmup}: a {self.kind} schedule ends after its warmup; "
+                "say over how many rounds"
             )
 
     def factor(self, round_number: int) -> float:
