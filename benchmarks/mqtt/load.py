@@ -82,7 +82,14 @@ def _server_process(address: str, folder: str, options: dict[str, Any], profile:
     logging.getLogger("fedmpdd").setLevel(logging.INFO)
     ends: list[tuple[float, int, float]] = []
     server = Server(
-        Broker.parse(address), NAME, np.zeros(D, np.float32), parse_codec(TEXT).build(), folder, lr=1e-6, seed=7, **options
+        Broker.parse(address),
+        NAME,
+        np.zeros(D, np.float32),
+        parse_codec(TEXT).build(),
+        folder,
+        lr=1e-6,
+        seed=7,
+        **options,
     )
 
     def note(number: int, flat: Any, row: dict[str, Any]) -> None:

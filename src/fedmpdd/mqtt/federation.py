@@ -103,6 +103,11 @@ class MqttFederation(Federation):
     def _append(self, bundle: bytes, sha256: str) -> None:
         self._past = [*self._past[-300:], message_of(self.next_round, sha256, bundle, self._contributions)]
 
+    @property
+    def is_remembered(self) -> bool:
+        """What clients remember they have themselves; a round is not computed again for it."""
+        return False
+
     def advance(self, record: Record, *, changes_model: bool) -> None:
         """See Federation; what clients were told of the round is remembered too."""
         if changes_model:

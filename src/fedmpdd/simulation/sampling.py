@@ -36,11 +36,13 @@ def sample_batches(
 ) -> NDArray[np.int64]:
     """Indices [clients, steps, batch] of the minibatches of a round, from the examples that each client holds.
 
-    With local epochs clients have as many steps as whole batches; −1 stands where a client has no step any more.
+    With local epochs clients have as many steps as whole batches, and no more than local_steps where that is above 1;
+    −1 stands where a client has no step any more.
     """
     rngs = _client_rngs(config, _BATCH, round_number, clients)
     if config.local_epochs is not None:
-        return _epochs(config.local_epochs, config.batch, rngs, examples)
+        most = config.local_steps if config.local_steps > 1 else None
+        return _epochs(config.local_epochs, config.batch, rngs, examples)[:, :most]
     batch = config.batch
     batches = np.empty((len(clients), config.local_steps, batch), np.int64)
     for rows, rng, held in zip(batches, rngs, examples, strict=True):
