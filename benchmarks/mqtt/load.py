@@ -47,7 +47,8 @@ class Row:
     broker_dropped: int  # as the server's log says
     asked_again: int  # lines of the log that ask clients again
     lost_connections: int
-    server_cpu_s: float  # in the rounds that count
+    server_us: float  # of processor time of the server an update, both threads
+    stepping_us: float  # of it in the thread that decodes and steps; the other one reads
     server_rss: int
     load: float
 
@@ -80,13 +81,20 @@ def _server_process(address: str, folder: str, options: dict[str, Any], profile:
     lines = Lines()
     logging.getLogger("fedmpdd").addHandler(lines)
     logging.getLogger("fedmpdd").setLevel(logging.INFO)
-    ends: list[tuple[float, int, float]] = []
+    ends: list[tuple[float, int, float, float]] = []
     server = Server(
-        Broker.parse(address), NAME, np.zeros(D, np.float32), parse_codec(TEXT).build(), folder, lr=1e-6, seed=7, **options
+        Broker.parse(address),
+        NAME,
+        np.zeros(D, np.float32),
+        parse_codec(TEXT).build(),
+        folder,
+        lr=1e-6,
+        seed=7,
+        **options,
     )
 
     def note(number: int, flat: Any, row: dict[str, Any]) -> None:
-        ends.append((time.monotonic(), row["clients"], time.process_time()))
+        ends.append((time.monotonic(), row["clients"], time.process_time(), time.thread_time()))
 
     if profile is not None:
         import cProfile
@@ -140,15 +148,15 @@ def measure(
         _, counts = heard.get(timeout=60)
         server.join()
         swarm.join()
-    times = [end for end, _, _ in ends[WARM_UP - 1 :]]
-    updates = sum(count for _, count, _ in ends[WARM_UP:])
+    times = [end for end, *_ in ends[WARM_UP - 1 :]]
+    updates = sum(count for _, count, *_ in ends[WARM_UP:])
     seconds = times[-1] - times[0]
     dropped = sum(int(line.split(" threw away ")[1].split()[0]) for line in lines if " threw away " in line)
     return Row(
         what, clients, dict(settings), enough or clients, connect_s, rounds, seconds, updates, updates / seconds,
         median(np.diff(times)), counts["sent"], counts["sent_again"], drops["late"], drops["duplicates"], dropped,
         sum("asking" in line and "again" in line for line in lines), counts["lost_connections"],
-        ends[-1][2] - ends[WARM_UP - 1][2], rss, os.getloadavg()[0],
+        *(1e6 * (ends[-1][clock] - ends[WARM_UP - 1][clock]) / updates for clock in (2, 3)), rss, os.getloadavg()[0],
     )  # fmt: skip
 
 
