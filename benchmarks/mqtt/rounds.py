@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from benchmarks.mqtt.mosquitto import Mosquitto
 from fedmpdd.mqtt import Broker, Client, Server
 from fedmpdd.mqtt.client import Encoder
-from fedmpdd.mqtt.federation import Farewell, MqttFederation, prepare_with, with_journal
+from fedmpdd.mqtt.federation import Farewell, MqttFederation, over_mqtt, prepare_with
 from fedmpdd.mqtt.terms import Terms
 from fedmpdd.runs.folders import Run
 from fedmpdd.simulation.config import RunConfig, codec_config, parse_config
@@ -112,7 +112,7 @@ def measure(
 ) -> Row:
     """Time rounds. is_real: with gradients of LeNet; else with such as are there already."""
     total = rounds + WARM_UP
-    config = with_journal(config_of(text, clients, total)) if is_real else None
+    config = over_mqtt(config_of(text, clients, total)) if is_real else None
     spawn = multiprocessing.get_context("spawn")
     results = spawn.Queue()
     ends: list[float] = []

@@ -1,7 +1,9 @@
 """`fedmpdd mqtt`: a training whose clients are at an MQTT broker: the server, and clients."""
 
 import re
+import signal
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -52,6 +54,10 @@ def parse_numbers(text: str) -> list[int]:
     return numbers
 
 
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
 @app.command(cls=Command)
 def serve(
     config: Annotated[str | None, typer.Argument(help="A TOML file, or a shipped name such as demo.")] = None,
@@ -80,7 +86,7 @@ def serve(
     """
     runs = training()
     from fedmpdd.mqtt.broker import Broker
-    from fedmpdd.mqtt.federation import Farewell, MqttFederation, with_journal
+    from fedmpdd.mqtt.federation import Farewell, MqttFederation, over_mqtt
     from fedmpdd.runs.driver import progress
 
     reached = Broker.parse(broker, ca=ca, certificate=certificate, key=key)
@@ -99,9 +105,11 @@ def serve(
     else:
         from fedmpdd.simulation import load_config
 
-        wanted = with_journal(load_config(config, overrides))
+        wanted = over_mqtt(load_config(config, overrides))
         current = runs.Run.create(out or runs.free_folder(config), wanted, data_dir, engine=engine)
     messages.print(f"run folder: {current.folder}")
+    # Between rounds as within: the journal has all that was acknowledged, and the wait for clients may be long.
+    signal.signal(signal.SIGINT, _stop)
     how_to_go_on = f"stopped; go on with: fedmpdd mqtt serve --resume {current.folder} --broker {reached} --name {name}"
     with round_display() as start, resume_hint(how_to_go_on), blame_user_code(current.config.model_dump(mode="json")):
         show = start(
@@ -136,11 +144,11 @@ def client(
     training()
     from fedmpdd.mqtt.broker import Broker
     from fedmpdd.mqtt.client import Client
-    from fedmpdd.mqtt.federation import prepare_with, with_journal
+    from fedmpdd.mqtt.federation import over_mqtt, prepare_with
     from fedmpdd.simulation import load_config
 
     reached = Broker.parse(broker, ca=ca, certificate=certificate, key=key)
-    settings = with_journal(load_config(config, overrides))
+    settings = over_mqtt(load_config(config, overrides))
     numbers = parse_numbers(clients)
     taking_part = Client(reached, name, numbers, prepare=prepare_with(settings, data_dir))
     messages.print(f"clients {clients} of training {name} at {reached}")

@@ -3,9 +3,9 @@
 from typing import TYPE_CHECKING, Any
 
 from fedmpdd.flower.mod import fedmpdd_mod, make_mod
-from fedmpdd.flower.policy import ClientPolicy
 from fedmpdd.server.step import StepRule
 from fedmpdd.uplink import RobustMean, SecureRounds
+from fedmpdd.uplink.policy import ClientPolicy
 
 if TYPE_CHECKING:
     from fedmpdd.flower.strategy import FedMPDD

@@ -13,7 +13,7 @@ from fedmpdd.flower import replay
 from fedmpdd.flower.buffers import BUFFERS, STATISTICS, keep_statistics, receive_buffers, with_kept_statistics
 from fedmpdd.flower.instructions import CATCH_UP, ORDER, ROUND, UNCHANGED, UPDATE, RoundInstructions
 from fedmpdd.flower.layout import Float32, pack_flat, read_flat
-from fedmpdd.flower.policy import ClientPolicy, count_update
+from fedmpdd.flower.policy import ClientPolicy, count_update, order_of, updates_sent
 from fedmpdd.flower.secure_mod import SECURE, Masking, Member, masking_of, phase_of
 
 MEMORY = "fedmpdd.memory"  # of error feedback, in the node's own state
@@ -81,7 +81,7 @@ def _train(message: Message, context: Context, call_next: CallNext, policy: Clie
     except FedmpddError as error:
         return _refusal(message, error, REPLICA_LOST if CATCH_UP in config else REFUSED)
     try:
-        policy.check(order, order.make_codec(), context.state)
+        policy.check(order_of(order), updates_sent(context.state))
         masking = masking_of(order, config.get(SECURE), message, context, policy)
     except FedmpddError as error:
         return _refusal(message, error)

@@ -16,7 +16,7 @@ from fedmpdd.documents import parse_json
 from fedmpdd.errors import InputError, OrderError, SecureSumError
 from fedmpdd.flower.instructions import ORDER, UPDATE, RoundInstructions
 from fedmpdd.flower.layout import Float32
-from fedmpdd.flower.policy import ClientPolicy
+from fedmpdd.flower.policy import ClientPolicy, updates_sent
 from fedmpdd.secure_sum import Identity, Ledger, Phase, SecureClient, primitives, read_terms
 from fedmpdd.secure_sum.ledger import Entry, entries_of, text_of
 from fedmpdd.secure_sum.terms import RUN_BYTES
@@ -114,7 +114,7 @@ class Member:
         protection = parse_json(str(record[PROTECTION]))
         if not isinstance(protection, dict) or not all(type(one) in (int, float) for one in protection.values()):
             raise OrderError(f"the round's clip and noise came as {str(protection)[:40]}, expected numbers by name")
-        self._policy.check_protection(protection, self._state)
+        self._policy.check_protection(protection, updates_sent(self._state))
         if terms.signed and self._identity is None:
             raise OrderError(
                 "the terms ask for signatures, and this node was given no identity to sign with: pass "

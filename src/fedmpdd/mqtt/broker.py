@@ -1,8 +1,9 @@
 """How to reach a broker: an address, and who one is there."""
 
+import re
 import socket
 import ssl
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -39,7 +40,7 @@ class Broker:
     port: int = 1883
     tls: bool = False
     username: str | None = None
-    password: str | None = None
+    password: str | None = field(default=None, repr=False)
     ca: str | None = None
     certificate: str | None = None
     key: str | None = None
@@ -62,14 +63,16 @@ class Broker:
             port = parts.port
         except ValueError:
             parts, port = urlsplit(""), None
-        if parts.scheme not in PORTS or not parts.hostname or parts.path not in ("", "/") or parts.query:
+        is_more = parts.path not in ("", "/") or parts.query or parts.fragment or port == 0
+        shown = re.sub(r"//.*@", "//…@", str(address), flags=re.DOTALL)  # a password is for no log
+        if parts.scheme not in PORTS or not parts.hostname or is_more:
             raise ConfigError(
-                f"broker {address!r:.100}: expected mqtt://host:port, or mqtts://host:port for TLS, such as "
+                f"broker {shown!r:.100}: expected mqtt://host:port, or mqtts://host:port for TLS, such as "
                 "mqtt://localhost:1883"
             )
         tls = parts.scheme == "mqtts"
         if not tls and any(options.get(name) for name in ("ca", "certificate", "key")):
-            raise ConfigError(f"broker {address!r:.100} with certificates: these are for TLS, mqtts://")
+            raise ConfigError(f"broker {shown!r:.100} with certificates: these are for TLS, mqtts://")
         return cls(
             parts.hostname,
             port or PORTS[parts.scheme],

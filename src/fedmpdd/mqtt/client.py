@@ -18,6 +18,7 @@ from fedmpdd.mqtt.follower import Follower, Lack
 from fedmpdd.mqtt.messages import Contribution, RoundMessage, marked_clients, pack_update
 from fedmpdd.mqtt.terms import Terms
 from fedmpdd.mqtt.topics import Topics
+from fedmpdd.uplink.policy import ClientPolicy
 from fedmpdd.wire.frames import payload_of
 
 Float32 = NDArray[np.float32]
@@ -80,6 +81,7 @@ class Client:
         gradient: from the model [d], the round and a client's number to its gradient [d].
         initial: the model that the training begins with [d], where it is known; else it is fetched.
         prepare: instead of gradient and initial: from the terms to an encoder and the initial model.
+        policy: what these clients insist on, whatever the server's terms say; by default nothing.
         on_round: called with the message of every round whose model is here.
 
     Raises:
@@ -100,6 +102,7 @@ class Client:
         *,
         initial: Float32 | None = None,
         prepare: Prepare | None = None,
+        policy: ClientPolicy | None = None,
         on_round: Callable[[RoundMessage], None] | None = None,
     ) -> None:
         self._broker = Broker.parse(broker) if isinstance(broker, str) else broker
@@ -110,6 +113,8 @@ class Client:
             raise ConfigError("expected gradient, a function of model, round and client, or prepare; and one of them")
         self._numbers = list(numbers)
         self._prepare: Prepare = prepare or (lambda terms: (GradientEncoder(terms, _given(gradient)), initial))
+        self._policy = policy or ClientPolicy()
+        self._updates = 0  # of a client, the one that sent most
         self._on_round = on_round
         self._inbox: asyncio.Queue[tuple[str, bytes, int]] = asyncio.Queue()
         self._early: deque[tuple[str, bytes, int]] = deque(maxlen=MOST_EARLY)
@@ -289,10 +294,12 @@ class Client:
             return False
         flat = self._follower.flat
         try:
+            self._policy.check(self._terms.order(newest.round), self._updates)
             payloads = await asyncio.to_thread(self._encoder.updates, newest.round, flat, clients)
         except FedmpddError as error:
             _log.warning("round %s: clients %s cannot send: %s", newest.round, clients[:5], error)
             return False
+        self._updates += 1  # of some; of the others it is fewer
         for number, payload in zip(clients, payloads, strict=True):
             self._sent[number] = _Sent(newest.round, pack_update(newest.round, payload))
             self._publish(number)

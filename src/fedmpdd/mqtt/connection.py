@@ -12,7 +12,8 @@ from fedmpdd.mqtt.broker import Broker
 
 _log = logging.getLogger("fedmpdd")
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 15.0  # seconds before connecting again; a broker that restarts is not stormed
-_FINAL = ("not authori", "bad user", "banned", "unsupported protocol", "certificate", "identifier not valid")
+_TAKEN_OVER = "taken over"  # another connection has the same identifier: they would throw each other out for ever
+_FINAL = ("not authori", "bad user", "banned", "unsupported protocol", "certificate", "not valid", _TAKEN_OVER)
 
 
 class Connection:
@@ -137,6 +138,8 @@ def _remedy(text: str) -> str:
         return "check the certificates: --ca, --certificate and --key, and the name that the broker's is for"
     if "not authori" in lower or "bad user" in lower:
         return "check user name and password, and what the broker's ACL allows"
+    if _TAKEN_OVER in lower:
+        return "another process is this client, or this server, already; stop one of them"
     if "protocol" in lower:
         return "the broker must speak MQTT 5"
     return "is a broker running there? Start one, or name another with --broker"

@@ -94,10 +94,13 @@ class Follower:
 
         """
         message = RoundMessage.unpack(data, self.terms)
-        if self.newest is None or message.round >= self.newest.round:
-            self.newest = message
+        newest = self.newest
+        if newest is None or message.round > newest.round or (message.round == newest.round and not newest.is_over):
+            newest = self.newest = message  # the tail has the last round as it was before the training was over
         if message.bundle is not None and (self._replica is None or message.round > self._replica.next_round):
             self._waiting[message.round] = message
+            for number in [one for one in self._waiting if one < newest.round - TAIL - SNAPSHOT_EVERY]:
+                del self._waiting[number]  # no model that the broker keeps is so old
         self._go_on()
         return message
 

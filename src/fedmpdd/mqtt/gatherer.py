@@ -1,6 +1,8 @@
 """The server's side of a round: which updates came, which count, and when there are enough. No network in here."""
 
 import logging
+import math
+import re
 import threading
 import time
 from collections import Counter, deque
@@ -20,6 +22,7 @@ MAX_VALUE, MAX_RATIO = 1e6, 1e3  # as in Flower: see fedmpdd.uplink.screening
 FUTURE = 2**15  # ages from here on are rounds to come
 ASK_AGAIN = 5.0  # seconds without news after which those whose update is missing are asked for it again
 MOST_LINES = 5  # of a kind in the log, per round
+_NUMBER = re.compile(r"\d[\d.,e+-]*", re.ASCII)
 
 
 class Counted(NamedTuple):
@@ -59,6 +62,7 @@ class Gatherer:
         self._samples: dict[int, frozenset[int]] = {}
         self._codecs: dict[int, tuple[Codec, int]] = {}  # of the rounds that may be answered, and their bytes an update
         self.drops: Counter[str] = Counter()  # why updates did not count, since the start
+        self._lines: Counter[str] = Counter()  # of this round in the log
         self.duplicates = 0
         self._problem: str | None = None
 
@@ -69,6 +73,7 @@ class Gatherer:
             most = self.terms.arrivals.max_age
             self._counted_before.append(self._counted_now)
             self._counted_now = set()
+            self._lines.clear()
             self._pending = {
                 Contribution(one.client, one.age + aged): data
                 for one, data in self._pending.items()
@@ -138,9 +143,10 @@ class Gatherer:
             self._counted_now = set(contributions)
 
     def _drop(self, client: int, reason: str) -> None:
-        kind = reason.split(",")[0]
+        kind = _NUMBER.sub("…", reason.split(",")[0])  # who sends nonsense does not choose how many kinds there are
         self.drops[kind] += 1
-        if self.drops[kind] <= MOST_LINES:
+        self._lines[kind] += 1
+        if self._lines[kind] <= MOST_LINES:
             _log.warning("round %s: dropped an update of client %s: %s", self._round, client, reason)
 
     def fail(self, problem: str) -> None:
@@ -168,10 +174,10 @@ class Gatherer:
                 if self._problem is not None:
                     raise RunError(self._problem)
                 now = time.monotonic()
-                if arrivals.wait is not None and now - begun >= arrivals.wait and self._pending:
+                left = math.inf if arrivals.wait is None else begun + arrivals.wait - now
+                if left <= 0 and self._pending:
                     break
-                left = 1.0 if arrivals.wait is None else min(1.0, max(0.001, begun + arrivals.wait - now))
-                self._news.wait(left)
+                self._news.wait(min(1.0, left) if left > 0 else 1.0)  # after its time the first who comes ends it
                 if len(self._pending) != seen:
                     seen, quiet_since = len(self._pending), time.monotonic()
                 elif time.monotonic() - quiet_since >= ASK_AGAIN:

@@ -14,6 +14,7 @@ from fedmpdd.mqtt.topics import Topics
 _log = logging.getLogger("fedmpdd")
 DROPPED = "$SYS/broker/publish/messages/dropped"  # mosquitto's count of messages that it threw away
 PATIENCE_S = 30.0  # for the first connection, and for the last messages
+SLOWEST = 20_000  # bytes a second at which a model may still reach the broker
 
 
 class Post:
@@ -73,7 +74,7 @@ class Post:
             raise RunError("the server is not connected; call start first")
         sending = asyncio.run_coroutine_threadsafe(self._send(messages, retain), self._loop)
         if wait:
-            sending.result(PATIENCE_S)
+            sending.result(PATIENCE_S + sum(len(payload) for _, payload in messages) / SLOWEST)
 
     async def _send(self, messages: Sequence[tuple[str, bytes]], retain: bool) -> None:
         assert self._connection is not None

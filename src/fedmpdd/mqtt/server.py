@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fedmpdd.codecs import Codec
 from fedmpdd.codecs.registry import parameter_names
-from fedmpdd.documents import read_json, write_atomically
+from fedmpdd.documents import read_json, write_text
 from fedmpdd.errors import ConfigError, GradientError, JournalError, RunError
 from fedmpdd.mqtt.broker import Broker
 from fedmpdd.mqtt.follower import model_sha256
@@ -148,8 +148,7 @@ class Server:
         past: list[RoundMessage] = []
         if not path.exists():
             self._folder.mkdir(parents=True, exist_ok=True)
-            packed = self._terms.pack()
-            write_atomically(self._folder / TERMS, lambda partial: partial.write_bytes(packed) and None)
+            write_text(self._folder / TERMS, self._terms.pack().decode())
             return Journal.create(path, self._header(), self._initial), replica, past
         with JournalReader(path) as reader:
             if reader.header.model_sha256 != self._terms.model_sha256:

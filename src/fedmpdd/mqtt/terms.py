@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
@@ -9,20 +10,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpdd.codecs import Codec, make_codec
+from fedmpdd.codecs import NO_KEY, Codec, make_codec
 from fedmpdd.directions import Key
-from fedmpdd.documents import is_count, parse_json
+from fedmpdd.documents import check_number, is_count, parse_json
 from fedmpdd.errors import ConfigError, FedmpddError, OrderError
 from fedmpdd.server.replica import Replica
 from fedmpdd.server.step import CONSTANT, OPTIMISERS, SCHEDULES, Schedule, Step, StepRule
 from fedmpdd.uplink import ErrorFeedback, Protection, Uplink
 from fedmpdd.uplink.arrivals import SYNCHRONOUS, Arrivals
+from fedmpdd.uplink.policy import Order
 from fedmpdd.wire.bare import WAYS, AssignedKeys, BareSession
+from fedmpdd.wire.bundle import MOST_UPDATES
 
 SGD = StepRule()
 VERSION = 1
 TAG_BYTES = 4  # of the hash, in every message: enough to tell trainings apart
 LARGEST_TERMS = 2**20
+MOST_CLIENTS = 2**32  # whose numbers take four bytes
+MOST_ROUNDS = 2**32 - 2
+_SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _CLIENT_STREAM = 0  # of the random numbers of a run: see fedmpdd.simulation.sampling
 
 
@@ -62,7 +68,7 @@ class Terms:
     per_round: int
     keys: AssignedKeys = "derived"
     sampling_seed: int = 0
-    rounds: int = 2**32 - 2
+    rounds: int = MOST_ROUNDS
     lr: float = 1.0
     server: StepRule = SGD
     schedule: Schedule = CONSTANT
@@ -76,6 +82,12 @@ class Terms:
         """Raise an InputError for terms that nobody can keep."""
         if not 1 <= self.per_round <= self.clients:
             raise ConfigError(f"per_round = {self.per_round} of clients = {self.clients}: expected 1 to all of them")
+        if self.clients > MOST_CLIENTS or self.per_round > MOST_UPDATES or self.rounds > MOST_ROUNDS:
+            raise ConfigError(
+                f"clients = {self.clients:,}, per_round = {self.per_round:,}, rounds = {self.rounds:,}: expected at "
+                f"most {MOST_CLIENTS:,}, {MOST_UPDATES:,} and {MOST_ROUNDS:,}"
+            )
+        check_number("lr", self.lr, 0.0, 1e300, "a finite number, not negative")
         if self.server.optimiser not in OPTIMISERS:
             raise ConfigError(
                 f"server.optimiser = {self.server.optimiser!r} is one of PyTorch, whose steps clients cannot follow; "
@@ -117,6 +129,11 @@ class Terms:
             protection=Protection(codec, **self.protection) if self.protection else None,
             mean_bits=self.mean_bits,
         )
+
+    def order(self, round_number: int) -> Order:
+        """Return what these terms ask of an update, for a policy. Whoever has the terms has its key."""
+        codec = self.session.codec_at(round_number)
+        return Order(codec, NO_KEY if codec.noise_from_key else None, self.protection)
 
     def sample(self, round_number: int) -> NDArray[np.int64]:
         """Return the clients that are asked in a round, in order: those of the local engine with this seed."""
@@ -201,8 +218,10 @@ def _typed(values: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{name} = {values[name]!r:.40}, expected a table")
     if values["keys"] not in WAYS or not isinstance(values["error_feedback"], bool):
         raise ValueError(f"keys = {values['keys']!r:.40}, error_feedback = {values['error_feedback']!r:.40}")
-    if isinstance(values["lr"], bool) or not isinstance(values["lr"], int | float):
-        raise ValueError(f"lr = {values['lr']!r:.40}, expected a number")
+    if not isinstance(values["model_sha256"], str) or not _SHA256.fullmatch(values["model_sha256"]):
+        raise ValueError(f"model_sha256 = {values['model_sha256']!r:.40}, expected 64 hexadecimal digits")
+    if not isinstance(values["codec"].get("name"), str):
+        raise ValueError(f"codec = {values['codec']!r:.40}, expected a name and parameters")
     return {
         **values,
         "shapes": tuple(map(tuple, shapes)),
