@@ -108,7 +108,7 @@ class Gatherer:
             if one is None:
                 return
             self._pending[one] = payload
-            if len(self._pending) >= self._target:  # whoever waits for fewer looks once a second by itself
+            if len(self._pending) == 1 or len(self._pending) >= self._target:  # nothing in between ends the wait
                 self._news.notify_all()
 
     def _read(self, client: int, data: bytes) -> tuple[Contribution | None, bytes]:
