@@ -64,3 +64,23 @@ def bench_rounds(
         for real in kinds
     ]
     _show("a synchronous round, milliseconds", rows, as_json)
+
+
+@app.command("clients")
+def bench_clients(
+    clients: Annotated[int, typer.Option(min=10, max=15_000, help="Connected at once.")] = 10_000,
+    seconds: Annotated[float, typer.Option(min=0.1, max=600, help="About so long.")] = 12.0,
+    with_loss: Annotated[bool, typer.Option("--loss", help="All at once instead, with 9,000: what gets lost.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Count updates a second through to the server's step, with the server's reader and with aiomqtt.
+
+    Example: python -m benchmarks mqtt clients --loss
+    """
+    from benchmarks.mqtt import load
+
+    if with_loss:
+        rows = load.loss(min(clients, 9000))
+    else:
+        rows = [load.through_to_the_step(clients, seconds, reader) for reader in ("aiomqtt", "lean")]
+    _show("updates through to the step", [row.as_dict() for row in rows], as_json)

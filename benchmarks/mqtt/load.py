@@ -16,7 +16,8 @@ import numpy as np
 
 from benchmarks.mqtt.mosquitto import DEFAULTS, SETTINGS, Mosquitto
 from benchmarks.mqtt.swarm import Swarm, payloads_of, raise_limit, run_swarm
-from fedmpdd.mqtt import Arrivals, Broker, Server
+from fedmpdd.mqtt import Arrivals, Broker, Server, post
+from fedmpdd.mqtt.connection import Connection
 from fedmpdd.uplink.codec_config import parse_codec
 
 D = 13_426  # of LeNet
@@ -31,6 +32,7 @@ class Row:
     """A load and how it was carried."""
 
     what: str
+    reader: str  # of the server: "lean", or "aiomqtt"
     clients: int
     settings: dict[str, str]
     enough: int
@@ -47,7 +49,8 @@ class Row:
     broker_dropped: int  # as the server's log says
     asked_again: int  # lines of the log that ask clients again
     lost_connections: int
-    server_cpu_s: float  # in the rounds that count
+    server_us: float  # of processor time of the server an update, both threads
+    stepping_us: float  # of it in the thread that decodes and steps; the other one reads
     server_rss: int
     load: float
 
@@ -75,12 +78,16 @@ class Lines(logging.Handler):
         self.lines.append(record.getMessage())
 
 
-def _server_process(address: str, folder: str, options: dict[str, Any], profile: str | None, say: Any) -> None:
+def _server_process(
+    address: str, folder: str, options: dict[str, Any], reader: str, profile: str | None, say: Any
+) -> None:
     """Be the server, and say how each round went."""
     lines = Lines()
+    if reader == "aiomqtt":  # the connection that clients have
+        post.LeanConnection = Connection  # type: ignore[attr-defined, assignment]
     logging.getLogger("fedmpdd").addHandler(lines)
     logging.getLogger("fedmpdd").setLevel(logging.INFO)
-    ends: list[tuple[float, int, float]] = []
+    ends: list[tuple[float, int, float, float]] = []
     server = Server(
         Broker.parse(address),
         NAME,
@@ -93,7 +100,7 @@ def _server_process(address: str, folder: str, options: dict[str, Any], profile:
     )
 
     def note(number: int, flat: Any, row: dict[str, Any]) -> None:
-        ends.append((time.monotonic(), row["clients"], time.process_time()))
+        ends.append((time.monotonic(), row["clients"], time.process_time(), time.thread_time()))
 
     if profile is not None:
         import cProfile
@@ -124,6 +131,7 @@ def measure(
     settings: Mapping[str, str] = SETTINGS,
     keys: str = "derived",
     mean_bits: int | None = None,
+    reader: str = "lean",
     profile: str | None = None,
 ) -> Row:
     """Let many clients send, and count what the server steps with."""
@@ -140,29 +148,48 @@ def measure(
         _, connect_s = heard.get(timeout=300)
         server = spawn.Process(
             target=_server_process, daemon=True,
-            args=(str(mosquitto.broker), str(Path(folder) / "run"), options, profile, served),
+            args=(str(mosquitto.broker), str(Path(folder) / "run"), options, reader, profile, served),
         )  # fmt: skip
         server.start()
         ends, drops, lines, rss = served.get(timeout=600)
         _, counts = heard.get(timeout=60)
         server.join()
         swarm.join()
-    times = [end for end, _, _ in ends[WARM_UP - 1 :]]
-    updates = sum(count for _, count, _ in ends[WARM_UP:])
+    times = [end for end, *_ in ends[WARM_UP - 1 :]]
+    updates = sum(count for _, count, *_ in ends[WARM_UP:])
     seconds = times[-1] - times[0]
     dropped = sum(int(line.split(" threw away ")[1].split()[0]) for line in lines if " threw away " in line)
     return Row(
-        what, clients, dict(settings), enough or clients, connect_s, rounds, seconds, updates, updates / seconds,
-        median(np.diff(times)), counts["sent"], counts["sent_again"], drops["late"], drops["duplicates"], dropped,
-        sum("asking" in line and "again" in line for line in lines), counts["lost_connections"],
-        ends[-1][2] - ends[WARM_UP - 1][2], rss, os.getloadavg()[0],
-    )  # fmt: skip
+        what=what,
+        reader=reader,
+        clients=clients,
+        settings=dict(settings),
+        enough=enough or clients,
+        connect_s=connect_s,
+        rounds=rounds,
+        seconds=seconds,
+        updates=updates,
+        updates_per_s=updates / seconds,
+        round_s=median(np.diff(times)),
+        sent=counts["sent"],
+        sent_again=counts["sent_again"],
+        late=drops["late"],
+        duplicates=drops["duplicates"],
+        broker_dropped=dropped,
+        asked_again=sum("asking" in line and "again" in line for line in lines),
+        lost_connections=counts["lost_connections"],
+        server_us=1e6 * (ends[-1][2] - ends[WARM_UP - 1][2]) / updates,
+        stepping_us=1e6 * (ends[-1][3] - ends[WARM_UP - 1][3]) / updates,
+        server_rss=rss,
+        load=os.getloadavg()[0],
+    )
 
 
-def through_to_the_step(clients: int, seconds: float) -> Row:
+def through_to_the_step(clients: int, seconds: float, reader: str = "lean") -> Row:
     """Updates a second of a server that steps after every 2,000, for about so many seconds."""
     enough = min(2000, clients)
-    return measure("asynchronous", clients, max(5, round(seconds * 2000 / enough)), enough=enough, ahead=2 * enough)
+    rounds = max(5, round(seconds * (5000 if reader == "lean" else 2000) / enough))
+    return measure("asynchronous", clients, rounds, enough=enough, ahead=2 * enough, reader=reader)
 
 
 def loss(clients: int, rounds: int = 3) -> list[Row]:

@@ -3,12 +3,14 @@
 import re
 import socket
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from fedmpdd.errors import ConfigError, MissingDependencyError
+from fedmpdd.mqtt.lean import LeanClient
 
 PORTS = {"mqtt": 1883, "mqtts": 8883}
 SESSION_S = 3600  # how long a broker keeps what it has for somebody who is away
@@ -156,4 +158,24 @@ class Broker:
             socket_options=[(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)],
             max_inflight_messages=MOST_IN_FLIGHT,
             timeout=20,
+        )
+
+    def lean_connection(self, identifier: str, receive: Callable[[str, bytes], None]) -> LeanClient:
+        """Return a connection with few words and fast ones, that is not made yet.
+
+        Args:
+            identifier: by which the broker knows this side again; one connection has it at a time.
+            receive: called with topic and payload of every message.
+
+        """
+        return LeanClient(
+            self.host,
+            self.port,
+            identifier,
+            receive,
+            username=self.username,
+            password=self.password,
+            tls=self.context(),
+            keepalive=self.keepalive,
+            session_s=SESSION_S,
         )
