@@ -6,11 +6,13 @@ from typing import Annotated
 
 import typer
 
+from benchmarks.mqtt.commands import app as mqtt_app
 from fedmpdd.cli.shared import Json, output, print_json, training
 from fedmpdd.display import messages, readable_bytes, table
 from fedmpdd.errors import FedmpddError, InputError
 
 app = typer.Typer(help="Side-by-side timings, each rival in the same process.", no_args_is_help=True)
+app.add_typer(mqtt_app, name="mqtt")
 Device = Annotated[str, typer.Option(help="cpu, or cuda: the kernels and the engine of a GPU.")]
 
 

@@ -358,5 +358,5 @@ def test_scalars_of_updates_with_one_key_add_up(codec: Codec) -> None:
 
 @pytest.mark.parametrize("codec", [codec for codec in CODECS_UNDER_TEST if codec.scalar_codec is None], ids=label)
 def test_codecs_without_such_scalars_say_so(codec: Codec) -> None:
-    with pytest.raises(CodecError, match="no scalars that add up"):
+    with pytest.raises(CodecError, match="no scalars along directions"):
         codec.along_directions()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fedmpdd.directions import _native, available_isas, reference, spec, using
+from fedmpdd.directions import _native, add_scaled, available_isas, reference, spec, using
 from fedmpdd.directions.native import backend
 from fedmpdd.errors import BackendError
 from tests.conftest import gaussian
@@ -510,3 +510,28 @@ print("fine")
         pytest.skip("this system has no fork")
     result = run_python(code)
     assert result.stdout.strip() == "fine", result.stderr
+
+
+@pytest.mark.parametrize("layout", ["a row", "every other", "unaligned", "float64", "int8", "one number"])
+def test_scaled_values_are_added_with_one_product_and_one_sum_each(layout: str) -> None:
+    row = gaussian(1, 4_099)[0]
+    row[:6] = 0.0, -0.0, 1e-45, np.inf, -np.inf, np.nan
+    packed = np.frombuffer(b"?" + row.tobytes(), np.uint8)[1:].view("<f4")
+    assert not packed.flags.aligned
+    values = {
+        "a row": row,
+        "every other": np.repeat(row, 2)[::2],
+        "unaligned": packed,
+        "float64": row.astype(np.float64),
+        "int8": (np.arange(len(row)) % 200 - 100).astype(np.int8),
+        "one number": row[10:11],
+    }[layout]
+    total = np.full(len(row), -0.0)
+    expected = total.copy()
+    for factor in (0.02, 1 / 3, 1e30):
+        add_scaled(values, factor, total)
+        with np.errstate(invalid="ignore"):
+            expected += factor * values.astype(np.float64)
+    # Every bit, also that of a zero's sign; of a NaN, that it is one.
+    assert np.array_equal(np.isnan(total), np.isnan(expected))
+    assert total[~np.isnan(total)].tobytes() == expected[~np.isnan(expected)].tobytes()

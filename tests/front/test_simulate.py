@@ -264,14 +264,13 @@ BAD: dict[str, tuple[Any, str]] = {
     "a server that is none": ({"server": lambda p: None}, "gives a NoneType"),
     "two step sizes": ({"server": lambda p: torch.optim.SGD(p, lr=0.1), "lr": 0.2}, "give it in one place"),
     "an unknown schedule": ({"schedule": "step"}, "'step': expected 'constant', 'cosine', 'linear'"),
-    "local steps without size": ({"local_steps": 3}, "give both or neither"),
     "a local optimiser that is none": (
         {"local_steps": 3, "local_optimiser": lambda p: 3},
         "local_optimiser gives a int",
     ),
     "a journal of torch's steps": (
         {"server": lambda p: torch.optim.SGD(p, lr=0.1), "journal": True},
-        "with a journal",
+        "who follows the model",
     ),
     "layers of another model": ({"gradients": "layers"}, 'gradients = "layers"'),
     "an unknown codec": ({"codec": "mpd"}, "mpd"),

@@ -456,10 +456,6 @@ SETTINGS = {
     "changes in one text": case(
         lambda: fm.load_config("demo", "rounds=3"), e.ConfigError, "overrides = 'rounds=3'", "a list"
     ),
-    "local steps of no size": case(lambda: simulated(local_steps=3), e.ConfigError, "local_lr = None", "give both"),
-    "FedProx without local steps": case(
-        lambda: simulated(proximal=0.1), e.ConfigError, "proximal = 0.1", "give local_steps"
-    ),
     "an unknown schedule": case(lambda: simulated(schedule="step"), e.ConfigError, "'step'", "'cosine'"),
     "a schedule of NaN": case(
         lambda: simulated(schedule=lambda k: math.nan), e.ConfigError, "gives nan for round 0", "0 or more"

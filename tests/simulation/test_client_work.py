@@ -24,6 +24,14 @@ CASES: dict[str, tuple[dict[str, Any], ClientWork]] = {
         {"codec": {"name": "fedkseed", "m": 6, "keys": "derived"}, "local_steps": 6, **LOCAL},
         ClientWork(6, 12, 0, 0, False),
     ),
+    "decomfl, more steps than directions": (
+        {"codec": {"name": "decomfl", "m": 6, **SHARED}, "local_steps": 8, **LOCAL},
+        ClientWork(8, 16, 0, 0, False),
+    ),
+    "forward, steps": (
+        {"client": "forward", "codec": {"name": "mpdd", "m": 6}, "local_steps": 3, **LOCAL},
+        ClientWork(3, 0, 0, 6, False),
+    ),
     "feedsign": ({"codec": {"name": "feedsign", **SHARED}}, ClientWork(1, 2, 0, 0, False)),
 }
 
@@ -36,6 +44,7 @@ def test_passes_of_a_client(settings: dict[str, Any], expected: ClientWork) -> N
 def test_epochs_need_the_examples_of_the_client() -> None:
     config = parse_config({"local_epochs": 2, "batch": 4, **LOCAL})
     assert client_work(config, examples=11).steps == 4
+    assert client_work(parse_config({"local_epochs": 2, "local_steps": 3, "batch": 4}), examples=11).steps == 3
     with pytest.raises(ConfigError, match="give examples="):
         client_work(config)
 

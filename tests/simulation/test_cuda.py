@@ -113,9 +113,7 @@ def test_a_journal_changes_no_number(gpu: str, codec: dict[str, Any]) -> None:
     """Updates that stay on the GPU, those that a journal records, and those that become frames: one model."""
     plain = federation(gpu, codec=codec)
     framed = federation_of(parse_config({**BASE, "codec": codec, "device": gpu}), images(), frames=True)
-    others = [framed]
-    if not codec.get("error_feedback"):  # which keeps no journal
-        others.append(federation(gpu, codec=codec, journal=True))
+    others = [framed, federation(gpu, codec=codec, journal=True)]
     for _ in range(3):
         plain.run_round()
         for other in others:

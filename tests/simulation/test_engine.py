@@ -242,7 +242,7 @@ EVERY_CODEC: list[dict[str, Any]] = [
     {"name": "peaks", "m": 60, "group": 64},
     {"name": "decomfl", "m": 300, "keys": "shared"},
     {"name": "fedkseed", "m": 300, "keys": "derived"},
-    {"name": "feedsign", "m": 300, "keys": "shared"},
+    {"name": "feedsign", "m": 100, "keys": "shared"},
     {"name": "ferret", "m": 300},
     {"name": "sa-fedlora", "rank": 4, "warmup": 5},
 ]
@@ -289,8 +289,7 @@ def test_error_feedback_survives_a_checkpoint() -> None:
 @pytest.mark.parametrize(
     ("codec", "message"),
     [
-        ({"name": "decomfl"}, 'set keys = "shared"'),
-        ({"name": "decomfl", "keys": "shared", "error_feedback": True}, "have no gradient"),
+        ({"name": "decomfl", "keys": "shared", "error_feedback": True}, "clients without one"),
         ({"name": "sa-fedlora", "shapes": [[1, 2]]}, "has no parameter 'shapes'"),
     ],
 )
@@ -309,11 +308,6 @@ def test_participation_is_the_share_that_was_meant(participation: float) -> None
     ("changes", "message"),
     [
         ({"codec": {"name": "mpdd", "m": 8, "error_feedback": True}}, "codec: .* grow without bound"),
-        (
-            {"codec": {"name": "decomfl", "keys": "shared"}, "local_steps": 3, "local_lr": 0.1},
-            "a number of steps that divides m",
-        ),
-        ({"codec": {"name": "feedsign"}}, 'set keys = "shared"'),
         ({"clients": 333, "partition": {"kind": "classes"}, "batch": 13}, "batch = 13 is more than client"),
         ({"batch": True}, "batch = True"),
         ({"clients": "100"}, "clients = '100'"),
@@ -413,7 +407,6 @@ def test_settings_that_were_not_in_use_do_no_harm() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"codec": {"name": "topk", "k": 4, "error_feedback": True}, "journal": True}, "with a journal"),
         ({"codec": {"name": "mpdd", "m": 4, "error_feedback": True, "clip": 1.0}}, "takes back"),
         ({"codec": {"name": "mpdd", "m": 4, "error_feedback": True}}, "grow without bound"),
     ],

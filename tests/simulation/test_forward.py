@@ -228,9 +228,8 @@ def test_a_model_that_diverged_is_told() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"codec": {"name": "fedsgd"}}, "no scalars that add up; use mpdd"),
-        ({"local_steps": 2, "local_lr": 0.1}, "by forward have no gradient, which local_steps"),
-        ({"codec": {"name": "mpdd", "m": 8, "error_feedback": True}}, "have no gradient, which .* error_feedback"),
+        ({"codec": {"name": "fedsgd"}}, "no scalars along directions"),
+        ({"codec": {"name": "mpdd", "m": 8, "error_feedback": True}}, r"clients without one .* cannot know"),
         ({"client": "sideways"}, "client = 'sideways': input should be 'backward' or 'forward'"),
         ({"model": "tests.simulation.test_forward:Backwards"}, "cannot differentiate the model forwards.*client = "),
     ],

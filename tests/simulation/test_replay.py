@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedmpdd.directions import using
-from fedmpdd.errors import ConfigError, JournalError, RunError
+from fedmpdd.errors import JournalError, RunError
 from fedmpdd.runs.folders import Run, read_metrics
 from fedmpdd.server.journal import BARE, JOURNAL, WITH_MODEL, JournalReader
 from fedmpdd.simulation import parse_config
@@ -183,15 +183,6 @@ def test_a_journal_that_lost_rounds_is_refused(tmp_path: Path) -> None:
     (folder / JOURNAL).unlink()
     with pytest.raises(JournalError, match="cannot be read"):
         replay(folder)
-
-
-def test_what_does_not_fit_a_journal_is_refused() -> None:
-    with pytest.raises(ConfigError, match="memories of clients"):
-        config(codec={"name": "topk", "k": 5, "error_feedback": True})
-    with pytest.raises(ConfigError, match="journal = false"):
-        config(downlink="replay", journal=False)
-    with pytest.raises(ConfigError, match='keys = "shared"'):
-        config(downlink_bits=8)
 
 
 def make_bare(folder: Path) -> None:

@@ -27,3 +27,15 @@ def test_a_clients_minibatch_does_not_depend_on_who_else_takes_part() -> None:
     alone = sampling.sample_batches(config, 1, np.array([2]), held[2:3])
     assert np.array_equal(together[2], alone[0])
     assert all(len(set(row)) == 3 and set(row) <= set(held[2]) for row in alone[0].tolist())
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 40, 49, 50, 51, 9_999, 10_000, 10_001, 2**20])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_minibatch_is_what_choice_of_numpy_draws(size: int, batch: int) -> None:
+    batch = min(batch, size)
+    config = parse_config({"seed": 5, "batch": batch, "local_steps": 3, "local_lr": 0.1})
+    clients, held = np.arange(20), 2 * np.arange(size) + 1
+    batches = sampling.sample_batches(config, 4, clients, [held] * 20)
+    for rows, rng in zip(batches, sampling._client_rngs(config, sampling._BATCH, 4, clients), strict=True):
+        for row in rows:
+            assert np.array_equal(row, rng.choice(held, batch, replace=False))

@@ -86,14 +86,27 @@ def test_statistics_survive_a_checkpoint() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"journal": True},
+        {"secure": {"clip": 1.0}},
         {"codec": {"name": "mpdd", "m": 4, "clip": 1.0, "noise_multiplier": 1.0}},
-        {"codec": {"name": "mpdd", "m": 4}, "client": "forward"},
+        {"codec": {"name": "mpdd", "m": 4, "clip": 1.0}, "client": "forward"},
     ],
 )
 def test_statistics_do_not_travel_where_they_would_spoil_something(changes: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match='batch_norm = "averaged"'):
         federation("averaged", **changes)
+
+
+@pytest.mark.parametrize("how", ["vmap", "loop"])
+@pytest.mark.parametrize(
+    "changes", [{"codec": {"name": "mpdd", "m": 4}, "client": "forward"}, {"codec": {"name": "decomfl", "m": 4}}]
+)
+def test_statistics_without_gradients_are_those_with_them(how: str, changes: dict[str, Any]) -> None:
+    fed, backward = federation("averaged", gradients=how, **changes), federation("averaged")
+    counted, usual = fed.run_round(), backward.run_round()
+    assert fed._statistics is not None
+    assert backward._statistics is not None
+    torch.testing.assert_close(fed._statistics.vector, backward._statistics.vector)
+    assert counted.downlink_bytes == usual.downlink_bytes
 
 
 def test_nothing_needs_to_be_chosen_without_statistics() -> None:

@@ -244,7 +244,7 @@ def test_settings_that_cannot_be_meant(options: dict[str, Any], message: str) ->
 
 def test_bad_calls() -> None:
     not_mpdd: Any = FedSGD()
-    with pytest.raises(CodecError, match="use FedMPDD"):
+    with pytest.raises(CodecError, match="no scalars along directions"):
         Protection(not_mpdd, clip=1.0)
     private = Protection(MPDD(3), clip=1.0, noise_multiplier=1.0)
     with pytest.raises(CodecError, match="2 gradients came with 1 sources"):

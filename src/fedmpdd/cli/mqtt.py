@@ -86,7 +86,7 @@ def serve(
     """
     runs = training()
     from fedmpdd.mqtt.broker import Broker
-    from fedmpdd.mqtt.federation import Farewell, MqttFederation, with_journal
+    from fedmpdd.mqtt.federation import Farewell, MqttFederation, over_mqtt
     from fedmpdd.runs.driver import progress
 
     reached = Broker.parse(broker, ca=ca, certificate=certificate, key=key)
@@ -105,7 +105,7 @@ def serve(
     else:
         from fedmpdd.simulation import load_config
 
-        wanted = with_journal(load_config(config, overrides))
+        wanted = over_mqtt(load_config(config, overrides))
         current = runs.Run.create(out or runs.free_folder(config), wanted, data_dir, engine=engine)
     messages.print(f"run folder: {current.folder}")
     # Between rounds as within: the journal has all that was acknowledged, and the wait for clients may be long.
@@ -144,11 +144,11 @@ def client(
     training()
     from fedmpdd.mqtt.broker import Broker
     from fedmpdd.mqtt.client import Client
-    from fedmpdd.mqtt.federation import prepare_with, with_journal
+    from fedmpdd.mqtt.federation import over_mqtt, prepare_with
     from fedmpdd.simulation import load_config
 
     reached = Broker.parse(broker, ca=ca, certificate=certificate, key=key)
-    settings = with_journal(load_config(config, overrides))
+    settings = over_mqtt(load_config(config, overrides))
     numbers = parse_numbers(clients)
     taking_part = Client(reached, name, numbers, prepare=prepare_with(settings, data_dir))
     messages.print(f"clients {clients} of training {name} at {reached}")

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmpdd.directions import Key, family_named, moments, rounding_words
+from fedmpdd.directions import Key, add_scaled, family_named, moments, rounding_words
 from fedmpdd.errors import CodecError, GradientError
 
 Array = Any  # a NumPy array or a tensor
@@ -177,7 +177,7 @@ class Backend:
         for part in self.chunks(d):
             total = self.zeros((part.stop - part.start,), "<f8")
             for i, factor in enumerate(factors.tolist()):
-                total += factor * self.cast(values(i, part), "<f8")
+                add_scaled(values(i, part), factor, total)
             out[part] = self.cast(total, "<f4")
         return out
 

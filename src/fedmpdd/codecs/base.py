@@ -178,7 +178,7 @@ class Codec(ABC):
     needs_key: ClassVar[bool] = True  # whether decoding needs the key, so that a frame must carry its seed
     self_contained: ClassVar[bool] = False  # whether a frame's header says enough to rebuild the codec
     source: ClassVar[str] = "gradient"  # or "losses": clients send differences of losses instead
-    shares_key: ClassVar[bool] = False  # whether it makes sense only where all clients of a round have one key
+    shares_key: ClassVar[bool] = False  # whether all clients of a round have one key unless something else is asked for
     variance_is_bound: ClassVar[bool] = False  # whether `variance` is the largest possible, not the exact one
     noise_from_key: ClassVar[bool] = False  # whether its noise can be repeated by whoever knows the key
 
@@ -290,7 +290,10 @@ class Codec(ABC):
     def along_directions(self) -> "ScalarCodec":
         """Return `scalar_codec`, or raise CodecError where there is none."""
         if self.scalar_codec is None:
-            raise CodecError(f"{self} has no scalars that add up; use mpdd, with one key for all clients of a round")
+            raise CodecError(
+                f"{self} has no scalars along directions, which clip, noise, a mean of few bits and clients that go "
+                "forwards need; use a codec such as mpdd"
+            )
         return self.scalar_codec
 
     @classmethod

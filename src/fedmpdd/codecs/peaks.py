@@ -14,7 +14,7 @@ from fedmpdd.codecs.backends import HOST
 from fedmpdd.codecs.base import Batch, Parameters, Update, check_count
 from fedmpdd.codecs.evidence import Choices, Evidence
 from fedmpdd.codecs.scalar_codec import ScalarCodec
-from fedmpdd.codecs.scalar_codes import PeakCode, rounding_factor
+from fedmpdd.codecs.scalar_codes import PeakCode, rounding_factor, scale_values
 from fedmpdd.directions import family_named, family_numbered, hadamard_size
 from fedmpdd.errors import CodecError
 
@@ -96,8 +96,7 @@ class Peaks(ScalarCodec):
 
     def magnitude(self, update: Update) -> float:
         """See Codec: the scale tells the length of the gradient within a fifth or so."""
-        _, scales, _ = self.scalars.read(HOST, Batch.of([update]).columns, self.count)
-        return float(scales[0]) / self.group * largest_normal(self.group)[0]
+        return float(scale_values()[int(update.arrays[0][0])]) * largest_normal(self.group)[0]
 
     def parameters(self) -> Parameters:
         return Parameters(family_named(self.family).code, self.scalars.bits - 1, self.m)

@@ -47,6 +47,11 @@ class ScalarCodec(Codec):
     m: int  # scalars, or peaks, that are sent
 
     @property
+    def step(self) -> float | None:
+        """How far a model is moved to and fro for a slope; None where slopes are derivatives."""
+        return None
+
+    @property
     @abstractmethod
     def count(self) -> int:
         """How many directions an update has scalars along."""

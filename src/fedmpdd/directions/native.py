@@ -4,7 +4,7 @@ import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -135,6 +135,15 @@ def moments(gradients: NDArray[np.float32]) -> NDArray[np.float64]:
             "lower the learning rate or clip before encoding"
         )
     return out
+
+
+def add_scaled(values: NDArray[Any], factor: float, total: NDArray[np.float64]) -> None:
+    """Add factor times each of these values to `total`, in float64: one product and one sum each, both rounded."""
+    lies_in_a_row = values.shape == total.shape and values.flags.c_contiguous and values.flags.aligned
+    if lies_in_a_row and values.dtype == np.float32:
+        _native.add_scaled(values, factor, total)
+    else:
+        total += factor * values.astype(np.float64, copy=False)
 
 
 def check_finite(gradients: NDArray[np.float32]) -> None:

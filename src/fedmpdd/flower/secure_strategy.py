@@ -21,7 +21,7 @@ from fedmpdd.flower.replies import Contribution
 from fedmpdd.flower.secure_mod import SECURE, opening_record, training_of
 from fedmpdd.secure_sum import Phase, Roster, SecureServer
 from fedmpdd.secure_sum.messages import sender_of
-from fedmpdd.uplink import RobustMean, SecureRounds
+from fedmpdd.uplink import RobustMean, SecureRounds, check_memory
 from fedmpdd.uplink.codec_config import CodecConfig
 from fedmpdd.uplink.secure import Elements, SecureUplink
 
@@ -57,8 +57,10 @@ def check_secure(
         )
     if codec is None:
         raise ConfigError('secure needs a codec by name, "mpdd:m=…:keys=shared" or "fedsgd", whose numbers add up')
-    changes = codec.protection() is not None or codec.error_feedback
-    secure.check_parts(codec.build(), codec.keys, weighting=weighting, robust=robust is not None, changes=changes)
+    built, protects = codec.build(), codec.protection() is not None
+    if codec.error_feedback:
+        check_memory(built, hidden=True)
+    secure.check_parts(built, codec.keys, weighting=weighting, robust=robust is not None, protects=protects)
 
 
 def protection_of(secure: SecureRounds) -> dict[str, float]:

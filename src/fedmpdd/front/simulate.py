@@ -63,8 +63,8 @@ def simulate(
         seed: of everything random but the split of the examples.
         server: how the server steps: "sgd", "momentum", "adam", a StepRule, or a function from parameters to an
             optimiser of torch.optim.
-        local_optimiser: likewise for clients, with `local_steps` or `local_epochs`; `local_lr` is its step size, or
-            that of plain descent.
+        local_optimiser: likewise for clients, who then send how far they came; `local_lr` is its step size, or that of
+            plain descent.
         schedule: "constant", "cosine" or "linear" over all rounds, a Schedule, or a function from the number of a round
             to a factor of the step size.
         out: a run folder, which is gone on with if it is there: with the same settings, and as many rounds or more.
@@ -212,7 +212,7 @@ def run_config(
         "batch": batch,
         "server": rule,
         "local_optimiser": None if local_optimiser is None else object_named(local_optimiser),
-        "schedule": _schedule(schedule, plain(rounds)),
+        "schedule": _schedule(schedule),
         "codec": {**table, **beside},
         **({} if step_size is None else {"lr": step_size}),
         **settings,
@@ -282,7 +282,7 @@ def _server(server: Any) -> tuple[dict[str, Any], float | None]:
     return {"optimiser": object_named(server)}, float(trial.defaults["lr"])
 
 
-def _schedule(schedule: Any, rounds: int) -> dict[str, Any]:
+def _schedule(schedule: Any) -> dict[str, Any]:
     if isinstance(schedule, Schedule):
         return asdict(schedule)
     if not isinstance(schedule, str) and not callable(schedule):
@@ -290,8 +290,6 @@ def _schedule(schedule: Any, rounds: int) -> dict[str, Any]:
             f"schedule = {quote(schedule)}: expected {', '.join(SCHEDULES)}, a Schedule, or a function from the number "
             "of a round to a factor of lr"
         )
-    if isinstance(schedule, str):
-        return {"kind": schedule, "rounds": rounds if schedule in SCHEDULES and schedule != "constant" else 0}
     return {"kind": object_named(schedule)}
 
 

@@ -164,10 +164,10 @@ def _round_mean(config: RunConfig) -> Exposure:
             f"noise of other clients is not counted on: scalars of {config.codec.build()} are rounded one "
             "by one, and their sum is no function of the sum of noisy scalars; bits = 32 adds it up"
         )
-    elif config.dropout > 0 or weighted:
+    elif config.dropout > 0 or weighted or not config.arrivals.waits_for_all:
         reason = (
-            "noise of other clients is not counted on: with dropout, or weights by examples, there may be none to "
-            'speak of; dropout = 0 and weighting = "equal" add it up'
+            "noise of other clients is not counted on: with dropout, weights by examples, or a server that does not "
+            'wait for all, there may be none to speak of; dropout = 0, weighting = "equal" and no arrivals add it up'
         )
     else:
         reason = f"the noise of all {config.per_round} clients of a round adds up, on shared directions"

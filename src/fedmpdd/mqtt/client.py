@@ -122,6 +122,7 @@ class Client:
         self._terms: Terms | None = None
         self._follower: Follower | None = None
         self._encoder: Encoder | None = None
+        self._heard = b""  # the last message of a round: each connection brings it, and one is enough
         self._sent: dict[int, _Sent] = {}
         self._computed = -1  # the last round that was computed
         self._start: int | None = None  # of the server, as its last message said
@@ -200,9 +201,12 @@ class Client:
             self._agree(payload)
         elif self._follower is None:  # the terms come first; what overtakes them is read after them
             self._early.append((topic, payload, number))
+        elif topic == topics.round and payload == self._heard:
+            return
         elif topic == topics.round or topic.startswith(topics.tail("")):
             before = self._follower.newest
             message = self._follower.hear_round(payload)
+            self._heard = payload if topic == topics.round else self._heard
             if topic == topics.round and (before is None or message != before):
                 self._take_acknowledgements(message)
         elif topic == topics.missing:

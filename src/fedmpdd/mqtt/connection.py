@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import random
-import ssl
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -45,6 +44,7 @@ class Connection:
         self._client: Any = None
         self._aliases: dict[str, int] = {}
         self._ready = asyncio.Event()
+        self._pause = FIRST_PAUSE
         self.count = 0  # connections so far
 
     async def run(self) -> None:
@@ -54,18 +54,10 @@ class Connection:
             RunError: the first connection could not be made, or the broker refuses this side for good.
 
         """
-        import aiomqtt
-
-        pause = FIRST_PAUSE
         while True:
             try:
-                async with self._broker.connection(self._identifier, self._will) as client:
-                    client.pending_calls_threshold = 100_000
-                    await self._begin(client)
-                    pause = FIRST_PAUSE
-                    async for message in client.messages:
-                        self._receive(message.topic.value, message.payload)
-            except (aiomqtt.MqttError, ssl.SSLError, OSError) as error:
+                await self._talk()
+            except _errors() as error:
                 text = _words_of(error)
                 if self.count == 0 or any(words in text.lower() for words in _FINAL):
                     raise RunError(f"{self._broker} cannot be used: {text}; {_remedy(text)}") from None
@@ -76,14 +68,23 @@ class Connection:
                 self._ready.clear()
                 self._client = None
             # Some later than others: a broker that begins anew is not to be asked by all of them at once.
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-            pause = min(2 * pause, LONGEST_PAUSE)
+            await asyncio.sleep(self._pause * random.uniform(0.5, 1.0))
+            self._pause = min(2 * self._pause, LONGEST_PAUSE)
+
+    async def _talk(self) -> None:
+        """Connect, and take messages until the connection is lost."""
+        async with self._broker.connection(self._identifier, self._will) as client:
+            client.pending_calls_threshold = 100_000
+            await self._begin(client)
+            async for message in client.messages:
+                self._receive(message.topic.value, message.payload)
 
     async def _begin(self, client: Any) -> None:
         self._aliases.clear()
         if self._topics:
             await client.subscribe([(topic, 1) for topic in self._topics])
         self._client = client
+        self._pause = FIRST_PAUSE
         self.count += 1
         self._ready.set()
         if self._connected is not None:
@@ -92,7 +93,7 @@ class Connection:
     async def subscribe(self, topic: str) -> None:
         """Subscribe to a topic too, as long as this connection lasts."""
         await self._ready.wait()
-        await self._client.subscribe(topic, qos=1)
+        await self._client.subscribe([(topic, 1)])
 
     async def unsubscribe(self, topic: str) -> None:
         """Leave a topic."""
@@ -105,16 +106,17 @@ class Connection:
         topic: of the message. payload: its bytes. retain: whether the broker keeps it for who comes later.
         alias: whether the topic is sent once in a connection, and a number of two bytes from then on.
         """
-        import aiomqtt
-
         await self._ready.wait()
-        name, properties = self._alias_of(topic) if alias else (topic, None)
         try:
-            await self._client.publish(name, payload, qos=1, retain=retain, properties=properties)
-        except (aiomqtt.MqttError, ValueError, OSError, AttributeError) as error:  # it was lost in between
+            await self._send(topic, payload, retain, alias)
+        except _errors(ValueError, AttributeError) as error:  # it was lost in between
             _log.info("%s: a message of %s did not arrive: %s", self._broker, self._identifier, _words_of(error))
             return False
         return True
+
+    async def _send(self, topic: str, payload: bytes, retain: bool, alias: bool) -> None:
+        name, properties = self._alias_of(topic) if alias else (topic, None)
+        await self._client.publish(name, payload, qos=1, retain=retain, properties=properties)
 
     def _alias_of(self, topic: str) -> tuple[str, Any]:
         from paho.mqtt.packettypes import PacketTypes
@@ -125,6 +127,27 @@ class Connection:
         known = topic in self._aliases
         properties.TopicAlias = self._aliases.setdefault(topic, len(self._aliases) + 1)
         return "" if known else topic, properties
+
+
+class LeanConnection(Connection):
+    """A server's connection: ten thousand clients send to it, and aiomqtt takes most of its time for a message."""
+
+    async def _talk(self) -> None:
+        async with self._broker.lean_connection(self._identifier, self._receive) as client:
+            await self._begin(client)
+            await client.listen()
+
+    async def _send(self, topic: str, payload: bytes, retain: bool, alias: bool) -> None:
+        await self._client.publish(topic, payload, retain=retain)
+
+
+def _errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
+    """What shows that a connection is lost, of aiomqtt too where that is installed, and others."""
+    try:
+        from aiomqtt import MqttError
+    except ModuleNotFoundError:
+        return (OSError, *others)
+    return (OSError, MqttError, *others)
 
 
 def _words_of(error: BaseException) -> str:

@@ -1,6 +1,6 @@
 """A config's training with clients at a broker: the server's side as a federation, and what its clients compute."""
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -45,11 +45,17 @@ class MqttFederation(Federation):
     def __init__(
         self, config: RunConfig, task: Task | Dataset, broker: Broker, name: str, *, replaces: bool = False
     ) -> None:
-        super().__init__(with_journal(config), task)
+        super().__init__(over_mqtt(config), task)
         self._terms = terms_of(self)
         self._rounds = Rounds(broker, name, self._terms, replaces=replaces)
         self._past: list[RoundMessage] = []  # the last of them begins the next round
         self._has_begun = False
+        self._downlink: Any = _Broadcast(self._message_bytes, config.clients)
+
+    def _message_bytes(self) -> int:
+        """Bytes of the message that begins the next round."""
+        replica: Any = self._server
+        return self._rounds.prepare(self.next_round, replica, self._past[-1] if self._past else None)
 
     def _check_engine(self) -> None:
         config = self.config
@@ -97,9 +103,17 @@ class MqttFederation(Federation):
     def _append(self, bundle: bytes, sha256: str) -> None:
         self._past = [*self._past[-300:], message_of(self.next_round, sha256, bundle, self._contributions)]
 
+    @property
+    def is_remembered(self) -> bool:
+        """What clients remember they have themselves; a round is not computed again for it."""
+        return False
+
     def advance(self, record: Record, *, changes_model: bool) -> None:
         """See Federation; what clients were told of the round is remembered too."""
-        super().advance(record, changes_model=changes_model)
+        if changes_model:
+            self._server.apply(record.bundle, self.config.bundle_codec(self.codec, record.round))
+        else:  # from a checkpoint, it is that of a later round already
+            self.next_round = record.round + 1
         self._contributions = read_contributions(record.note.get("arrived"), self._terms, record.round)
         self._append(record.bundle, record.model_sha256)
 
@@ -115,6 +129,20 @@ class MqttFederation(Federation):
         self._rounds.close()
 
 
+class _Broadcast:
+    """Counts the bytes of rounds' messages, each of which reaches every client, asked or not."""
+
+    def __init__(self, message_bytes: Callable[[], int], clients: int) -> None:
+        self._message_bytes, self._clients = message_bytes, clients
+
+    def send(self, clients: Iterable[int], round_number: int) -> int:
+        """Return the bytes of what begins a round, all clients together."""
+        return self._message_bytes() * self._clients
+
+    def add(self, bundle_bytes: int) -> None:
+        """Take note of what a round added, which is in the next one's message."""
+
+
 class Farewell(Callback):
     """Tells clients at the end that the training is over, unless it was only paused."""
 
@@ -123,13 +151,16 @@ class Farewell(Callback):
             training.federation.end()
 
 
-def with_journal(config: RunConfig) -> RunConfig:
-    """Return a config whose run keeps a journal, which is what acknowledges updates."""
+def over_mqtt(config: RunConfig) -> RunConfig:
+    """Return a config as it is over MQTT: with a journal, and with what rounds added shown to all clients.
+
+    The journal acknowledges updates. That all clients see the bundles of all rounds is what a stated ε must know.
+    """
     if config.journal is False:
         raise ConfigError(
             "journal = false: over MQTT an update counts as acknowledged once it is in the journal; leave it out"
         )
-    return config.model_copy(update={"journal": True})
+    return config.model_copy(update={"journal": True, "downlink": "replay"})
 
 
 def terms_of(federation: Federation) -> Terms:

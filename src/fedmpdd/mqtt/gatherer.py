@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedmpdd.codecs import Update
+from fedmpdd.codecs import Codec, Update
 from fedmpdd.errors import FedmpddError, RunError
 from fedmpdd.mqtt.messages import Contribution, split_update
 from fedmpdd.mqtt.terms import Terms
@@ -58,7 +58,9 @@ class Gatherer:
         self._pending: dict[Contribution, bytes] = {}
         self._counted_now: set[Contribution] = set()  # in the round at work, which is over for them
         self._counted_before: deque[set[Contribution]] = deque(maxlen=terms.arrivals.max_age)
+        self._target = 1
         self._samples: dict[int, frozenset[int]] = {}
+        self._codecs: dict[int, tuple[Codec, int]] = {}  # of the rounds that may be answered, and their bytes an update
         self.drops: Counter[str] = Counter()  # why updates did not count, since the start
         self._lines: Counter[str] = Counter()  # of this round in the log
         self.duplicates = 0
@@ -79,13 +81,19 @@ class Gatherer:
             }
             self._round = round_number
             self._asked = self.terms.sample(round_number)
+            self._target = self.terms.arrivals.target(len(self._asked))
             first = max(0, round_number - most)
             self._samples = {k: self._samples.get(k) or self._sample(k) for k in range(first, round_number + 1)}
+            self._codecs = {k: self._codecs.get(k) or self._codec(k) for k in range(first, round_number + 1)}
 
     def _sample(self, number: int) -> frozenset[int]:
         if self.terms.per_round == self.terms.clients:
             return frozenset()  # everybody
         return frozenset(self.terms.sample(number).tolist())
+
+    def _codec(self, number: int) -> tuple[Codec, int]:
+        codec = self.terms.session.codec_at(number)
+        return codec, codec.bytes_per_update(self.terms.d)
 
     def receive(self, client: int, data: bytes) -> None:
         """Take what a client sent; what cannot count is dropped, with a reason in the log."""
@@ -100,7 +108,8 @@ class Gatherer:
             if one is None:
                 return
             self._pending[one] = payload
-            self._news.notify_all()
+            if len(self._pending) == 1 or len(self._pending) >= self._target:  # nothing in between ends the wait
+                self._news.notify_all()
 
     def _read(self, client: int, data: bytes) -> tuple[Contribution | None, bytes]:
         age, payload = split_update(data, self._round)
@@ -113,10 +122,9 @@ class Gatherer:
         sample = self._samples[number]
         if client >= self.terms.clients or (sample and client not in sample):
             raise RunError("it was not asked in that round")
-        codec = self.terms.session.codec_at(number)
-        if age and codec != self.terms.session.codec_at(self._round):
+        codec, expected = self._codecs[number]
+        if age and codec != self._codecs[self._round][0]:
             raise RunError("its update is late, and of the codec of an earlier round")
-        expected = codec.bytes_per_update(self.terms.d)
         if len(payload) != expected:
             raise RunError(f"its frame has {len(payload)} bytes, expected {expected}: another codec or model")
         if one in self._pending or self._has_counted(one):
@@ -159,7 +167,7 @@ class Gatherer:
         """
         arrivals = self.terms.arrivals
         begun = quiet_since = time.monotonic()
-        target = arrivals.target(len(self._asked))
+        target = self._target
         with self._news:
             seen = len(self._pending)
             while len(self._pending) < target:

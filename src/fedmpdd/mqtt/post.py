@@ -8,7 +8,7 @@ from typing import Any
 
 from fedmpdd.errors import FedmpddError, RunError
 from fedmpdd.mqtt.broker import Broker
-from fedmpdd.mqtt.connection import Connection
+from fedmpdd.mqtt.connection import LeanConnection
 from fedmpdd.mqtt.topics import Topics
 
 _log = logging.getLogger("fedmpdd")
@@ -33,6 +33,7 @@ class Post:
     ) -> None:
         self._broker, self._topics = broker, topics
         self._receive, self._fail = receive, fail
+        self._updates = topics.update("")
         self._retained: dict[str, bytes] = {}
         self._present: set[int] = set()
         self._kept_terms: bytes | None = None
@@ -40,7 +41,7 @@ class Post:
         self._ready = threading.Event()
         self._problem: FedmpddError | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._connection: Connection | None = None
+        self._connection: LeanConnection | None = None
         self._task: asyncio.Task[None] | None = None
         self._thread = threading.Thread(target=self._work, name="fedmpdd-mqtt", daemon=True)
 
@@ -119,7 +120,7 @@ class Post:
         self._loop = asyncio.get_running_loop()
         topics = self._topics
         wanted = [topics.update("+"), topics.presence("+"), topics.terms, DROPPED]
-        self._connection = Connection(
+        self._connection = LeanConnection(
             self._broker, f"fedmpdd-{topics.name}-server", wanted, self._hear, connected=self._connected
         )
         self._task = asyncio.create_task(self._connection.run())
@@ -134,6 +135,11 @@ class Post:
             self._loop.call_later(1.0, self._ready.set)  # time for retained terms to come, if there are none
 
     def _hear(self, topic: str, payload: Any) -> None:
+        if topic.startswith(self._updates):  # first, since thousands of them come for one of the others
+            client = self._topics.client_of(topic)
+            if client is not None:
+                self._receive(client, bytes(payload))
+            return
         if topic == DROPPED:
             self._note_dropped(payload)
             return
@@ -146,8 +152,6 @@ class Post:
             return
         if topic == self._topics.presence(client):
             (self._present.add if payload == b"1" else self._present.discard)(client)
-        else:
-            self._receive(client, bytes(payload))
 
     def _note_dropped(self, payload: Any) -> None:
         try:

@@ -39,6 +39,7 @@ class Rounds:
         self._post = Post(broker, self._topics, self._gatherer.receive, self._gatherer.fail)
         self._start = 0
         self._round = 0
+        self._packed: tuple[int, bytes] | None = None  # the message of a round, by its number
 
     def begin(self, replica: Replica[NDArray[np.float32]], past: Sequence[RoundMessage] = (), start: int = 0) -> None:
         """Connect, and publish all that a client needs, also one that comes later.
@@ -58,7 +59,7 @@ class Rounds:
             raise RunError(
                 f"{self._broker} has another training named {topics.name!r}; choose another --name, or --replace it"
             )
-        self._start = start
+        self._start, self._packed = start, None
         for message in past[-1 - self._terms.arrivals.max_age :]:
             self._gatherer.remember(message.contributions)
         tail = [(topics.tail(message.round % TAIL), self._pack(message)) for message in past[-TAIL:]]
@@ -76,11 +77,19 @@ class Rounds:
         self._open(number, replica, added)
         return self._gatherer.wait()
 
+    def prepare(self, number: int, replica: Replica[NDArray[np.float32]], added: RoundMessage | None) -> int:
+        """Pack the message that begins a round, ahead of `round`, and return its length; arguments are those of it."""
+        if self._packed is None or self._packed[0] != number:
+            self._packed = number, self._pack(added or RoundMessage(number, model_tag(replica.flat)))
+        return len(self._packed[1])
+
     def _open(self, number: int, replica: Replica[NDArray[np.float32]], added: RoundMessage | None) -> None:
         topics = self._topics
         self._round = number
         self._gatherer.open(number)
-        message = self._pack(added or RoundMessage(number, model_tag(replica.flat)))
+        self.prepare(number, replica, added)
+        assert self._packed is not None
+        message = self._packed[1]
         messages = [(topics.round, message)]
         if added is not None:
             messages.append((topics.tail(number % TAIL), message))

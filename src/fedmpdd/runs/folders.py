@@ -43,6 +43,8 @@ from fedmpdd.torch.frozen import FROZEN, check_frozen
 
 CHECKPOINT, LOCK = "checkpoint.safetensors", ".lock"
 
+SIZES = "bundle_bytes"  # a note of checkpoints: of all rounds, where clients are sent bundles and no journal has them
+
 _UNSEALED_NOTES = ("next_round",)  # of checkpoints of versions that did not seal them
 
 _log = logging.getLogger("fedmpdd")
@@ -190,7 +192,7 @@ class Run:
                 rows = run._follow(reader)
             run._journal = Journal(folder / JOURNAL, reader.end)
         else:
-            run._load_checkpoint()
+            run._load_checkpoint(keeps_sizes=config.is_followed)
             rows = run._rows_before(run.federation.next_round)
         write_text(folder / METRICS, "".join(json.dumps(row) + "\n" for row in rows))
         run.history = History.of(rows, config.score)
@@ -200,16 +202,17 @@ class Run:
         """Raise RunError if a run would go on with other examples than those that it began with."""
         check_same_task(self.folder, starts_of(self.folder), task_hash(self.config, self.federation.task))
 
-    def _load_checkpoint(self) -> None:
+    def _load_checkpoint(self, *, keeps_sizes: bool = False) -> None:
         path = self.folder / CHECKPOINT
         if path.is_file():
             checkpoint = read_checkpoint(path, self.config, self.federation.model.d, self.federation.state_lengths)
             check_frozen(checkpoint.notes.get(FROZEN), self.federation.journal_header.frozen_sha256, str(path))
             vectors = {name: torch.from_numpy(vector) for name, vector in checkpoint.vectors.items()}
             most = self.config.rounds
-            self.federation.load_state(
-                vectors, checkpoints.read_count(path, checkpoint.notes, "next_round", most, _remedy(path))
-            )
+            done = checkpoints.read_count(path, checkpoint.notes, "next_round", most, _remedy(path))
+            if keeps_sizes:
+                self.federation.follow_again(_sizes_of(path, checkpoint.notes.get(SIZES, ""), done))
+            self.federation.load_state(vectors, done)
 
     def _rows_before(self, done: int) -> list[dict[str, Any]]:
         """The metrics of the rounds before a checkpoint; later ones are computed again."""
@@ -250,7 +253,15 @@ class Run:
                     f"{path} holds more rounds than the {self.config.rounds} of its config: it was changed; put back "
                     "what it was"
                 )
-            federation.advance(record, changes_model=record.round >= checkpointed)
+            if federation.is_remembered and record.round >= checkpointed:
+                federation.run_round()
+                if federation.bundle != record.bundle:
+                    raise JournalError(
+                        f"{path}: round {record.round}, computed again since clients remember it, sends other updates; "
+                        "resume on a machine like the one that it was trained on, with the same versions"
+                    )
+            else:
+                federation.advance(record, changes_model=record.round >= checkpointed)
             known = federation.next_round >= checkpointed
             if known and model_sha256(federation.flat) != record.model_sha256:
                 raise JournalError(
@@ -325,6 +336,8 @@ class Run:
         notes = {"next_round": str(self.federation.next_round), "config": config}
         if (frozen := self.federation.journal_header.frozen_sha256) is not None:
             notes[FROZEN] = frozen
+        if self.config.is_followed and not self.config.journaled:
+            notes[SIZES] = json.dumps(self.federation.bundle_sizes)
         checkpoints.write_checkpoint(self.folder / CHECKPOINT, vectors, notes)
 
     def _note_environment(self) -> None:
@@ -393,6 +406,17 @@ def _check_config(path: Path, config: RunConfig, text: str) -> None:
             f"{path} is of another run: it was made with another config, {describe(other)} in {CONFIG}; put back what "
             f"it was, or {_remedy(path)}"
         )
+
+
+def _sizes_of(path: Path, text: str, rounds: int) -> list[int]:
+    """Return the bytes of the bundles of so many rounds, which a note of a checkpoint holds."""
+    try:
+        sizes = parse_json(text)
+    except DocumentError:
+        sizes = None
+    if not isinstance(sizes, list) or len(sizes) != rounds or not all(type(one) is int and one >= 0 for one in sizes):
+        raise RunError(f"{path} is damaged: {SIZES} = {text:.40}, expected {rounds} numbers of bytes; {_remedy(path)}")
+    return sizes
 
 
 def _remedy(path: Path) -> str:

@@ -12,7 +12,8 @@ from fedmpdd.errors import ConfigError, FedmpddError
 from fedmpdd.imports import is_named, named_object, words_and_line_of
 
 Vector = TypeVar("Vector")  # an array of float32, or a tensor
-SCHEDULES = ("constant", "cosine", "linear")
+FALLING = ("cosine", "linear")  # schedules that end after some rounds
+SCHEDULES = ("constant", *FALLING)
 OPTIMISERS: dict[str, tuple[str, ...]] = {"sgd": (), "momentum": ("velocity",), "adam": ("first", "second")}
 
 
@@ -56,7 +57,7 @@ class Schedule:
     Args:
         kind: `constant`, `cosine` or `linear`, which go from 1 to `final`; or the import path of a function from the
             number of a round, from 0, to its factor.
-        rounds: over how many rounds; 0 for `constant`.
+        rounds: over how many rounds; in a config all of the run's by default. 0 for `constant`.
         warmup: rounds in which the factor grows from near 0 to 1 before that.
         final: the factor from `rounds` on.
 
@@ -81,7 +82,7 @@ class Schedule:
         for name in ("rounds", "warmup"):
             check_number(name, getattr(self, name), 0, math.inf, "a number of rounds")
         check_number("final", self.final, 0, math.inf, "a finite number, not negative")
-        if self.kind in ("cosine", "linear") and self.rounds <= self.warmup:
+        if self.kind in FALLING and self.rounds <= self.warmup:
             raise ConfigError(
                 f"rounds = {self.rounds} with warmup = {self.warmup}: a {self.kind} schedule ends after its warmup; "
                 "say over how many rounds"
@@ -127,8 +128,8 @@ class Step(Generic[Vector]):
     def __init__(self, rule: StepRule, lr: float, zeros: Callable[[], Vector], schedule: Schedule = CONSTANT) -> None:
         if rule.optimiser not in OPTIMISERS:
             raise ConfigError(
-                f"server.optimiser = {rule.optimiser!r} is one of PyTorch, which who follows the model cannot step; "
-                f"use {', '.join(OPTIMISERS)}"
+                f"server.optimiser = {rule.optimiser!r}: who follows the model, as a reader of its journal does, has "
+                f"to take the same step, to the same bits; use {', '.join(OPTIMISERS)}"
             )
         self._rule = rule
         self._schedule = schedule

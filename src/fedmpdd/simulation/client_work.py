@@ -54,10 +54,11 @@ def client_work(config: RunConfig, *, examples: int | None = None, round_number:
             raise ConfigError(
                 f"local_epochs = {config.local_epochs}: the steps of a client follow from its examples; give examples="
             )
-        steps = config.local_epochs * (examples // config.batch)
+        whole = config.local_epochs * (examples // config.batch)
+        steps = min(steps, whole) if steps > 1 else whole
     if config.source == "backward":
         return ClientWork(steps, forwards=steps, backwards=steps, tangents=0, keeps_activations=True)
-    count = config.codec.build().at_round(round_number).along_directions().count
+    count = max(steps, config.codec.build().at_round(round_number).along_directions().count)  # one a step at least
     if config.source == "forward":
         return ClientWork(steps, forwards=0, backwards=0, tangents=count, keeps_activations=False)
     return ClientWork(steps, forwards=2 * count, backwards=0, tangents=0, keeps_activations=False)

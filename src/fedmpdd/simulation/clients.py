@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fedmpdd.codecs import LossCodec, ScalarCodec
+from fedmpdd.codecs import ScalarCodec
 from fedmpdd.directions import Key
 from fedmpdd.errors import ConfigError, FedmpddError
 from fedmpdd.imports import words_and_line_of
@@ -376,7 +377,7 @@ class ClientStep:
                     differences[rows.clients] = moved
                     if statistics is not None and computed.statistics is not None:
                         statistics[rows.clients] = computed.statistics[rows.clients]
-        return Computed(differences, losses, statistics)
+        return Computed(differences / self._config.lr if self._config.sends_sums else differences, losses, statistics)
 
     def _gradients(
         self, objective: Objective, flat: Tensor, rows: _Rows, gradients: Tensor, statistics: Tensor | None
@@ -427,12 +428,13 @@ class ClientStep:
             return nullcontext()
         return ClientRandomness(seeds, vectorised=vectorised, device=self._device)
 
-    def slopes(self, flat: Tensor, work: Work, codec: LossCodec, keys: list[Key]) -> Computed:
-        """Return what clients that compute losses only encode [clients, m]: see zeroth_order."""
-        zeroth_order = ZerothOrder.of(self._config, codec)
+    def slopes(self, flat: Tensor, work: Work, codec: ScalarCodec, keys: list[Key]) -> Computed:
+        """Return what clients encode that compute losses only, or take steps without a gradient [clients, m]."""
+        config = self._config
+        training = LocalTraining.of(config, self._objective.model.shapes) if config.trains_locally else None
         scalars = np.empty((len(work.clients), codec.count))
-        steps = (work.batches.shape[1],) if self._config.trains_locally else ()
-        losses = torch.empty((len(work.clients), *steps), dtype=torch.float64, device=self._device)
+        steps = (work.batches.shape[1],) if config.trains_locally else ()
+        losses = torch.full((len(work.clients), *steps), math.nan, dtype=torch.float64, device=self._device)
 
         def compute(objective: Objective, rows: _Rows) -> None:
             def losses_at(models: Tensor, step: int) -> Tensor:
@@ -444,13 +446,40 @@ class ClientStep:
             with torch.no_grad():
                 some = [keys[number] for number in rows.numbers]
                 at_once = self._models_at_once(rows.examples.size)
-                scalars[rows.clients], losses[rows.clients] = zeroth_order.scalars(
+                taken = int((work.batches[rows.numbers[0], :, 0] >= 0).sum())
+                zeroth_order = ZerothOrder(codec, taken, training)
+                scalars[rows.clients], seen = zeroth_order.scalars(
                     losses_at, flat, some, losses_of_all=losses_of_all if at_once > 1 else None, at_once=at_once
                 )
+                losses[rows.clients, ...] = (
+                    functional.pad(seen, (0, steps[0] - taken), value=math.nan) if steps else seen
+                )
 
+        # With local epochs each has another number of steps.
+        cuts = self._cut(work, 0, None if config.local_epochs is None else 1)
         with visible_draws() if self._draws else nullcontext(), blamed_on_the_task(work.round):
-            self._workers.map(compute, self._cut(work, 0))
-        return Computed(scalars, losses)
+            if config.source == "losses":
+                self._workers.map(compute, cuts)
+            else:  # on one thread: see `derivatives`
+                for rows in cuts:
+                    compute(self._objective, rows)
+        sums = scalars / config.lr if config.sends_sums else scalars
+        return Computed(sums, losses, self._statistics_at(flat, work))
+
+    def _statistics_at(self, flat: Tensor, work: Work) -> Tensor | None:
+        """The statistics of clients' first minibatches at the server's model, where they are wanted: a pass each."""
+        statistics = self._empty_statistics(len(work.clients))
+        if statistics is None:
+            return None
+        with torch.no_grad(), visible_draws() if self._draws else nullcontext():
+            for rows in self._cut(work, 0):
+                batch = self._gathered(rows)
+                for place, seed in enumerate(rows.seeds):
+                    with self._randomness([seed], vectorised=False):
+                        _, statistics[rows.numbers[place]] = self._objective.with_statistics(
+                            flat, _of_client(batch, place)
+                        )
+        return statistics
 
     def _models_at_once(self, examples: int) -> int:
         """How many models, each with so many examples, one pass takes side by side."""
@@ -494,7 +523,7 @@ class ClientStep:
                 key = keys[rows.numbers[0]]
                 slopes, losses[rows.clients] = forward.derivatives(losses_at, flat, codec, key, at_once)
                 scalars[rows.clients] = slopes.cpu().numpy()
-        return Computed(scalars, losses)
+        return Computed(scalars, losses, self._statistics_at(flat, work))
 
     @property
     def _one_direction(self) -> bool:

@@ -25,10 +25,10 @@ from fedmpdd.codecs.registry import parameter_names
 from fedmpdd.documents import parse_override
 from fedmpdd.errors import ConfigError, InputError
 from fedmpdd.imports import is_named
-from fedmpdd.server.step import Schedule, StepRule
+from fedmpdd.server.step import FALLING, Schedule, StepRule
 from fedmpdd.tasks.batch_norm import BatchNorm
 from fedmpdd.tasks.data import DATASETS, TEXT_DATASETS, PartitionKind
-from fedmpdd.uplink import RobustMean, SecureRounds, check_parts
+from fedmpdd.uplink import RobustMean, SecureRounds, check_memory, check_parts
 from fedmpdd.uplink.arrivals import SYNCHRONOUS, Arrivals
 from fedmpdd.uplink.codec_config import CodecConfig, can_build, codec_overrides, explain
 
@@ -119,7 +119,7 @@ class RunConfig(BaseModel):
     @classmethod
     def _known(cls, values: Any, handler: ModelWrapValidatorHandler["RunConfig"]) -> "RunConfig":
         kept, dropped = _without_dropped(values)
-        config = handler(kept)
+        config = handler(_with_whole_schedule(kept))
         config._dropped = dropped
         return config
 
@@ -135,11 +135,6 @@ class RunConfig(BaseModel):
                 f"dataset = {self.dataset!r} is unknown; use one of {', '.join(DATASETS)}, or an import path such as "
                 "mydata.py:load"
             )
-        if (self.dataset == "python-docs") != (self.pixels == "raw"):
-            raise ValueError(
-                f"dataset = {self.dataset!r} with pixels = {self.pixels!r}: bytes of text (python-docs) are raw, and "
-                "those of images are not"
-            )
         self._check_counts()
         if not can_build(self.codec, info):
             return self
@@ -150,83 +145,55 @@ class RunConfig(BaseModel):
         return self
 
     def _check_counts(self) -> None:
-        """Raise ValueError unless a round has clients, and they have steps."""
-        if self.participation is not None and self.clients_per_round is not None:
-            raise ValueError("participation and clients_per_round say the same thing; give one of them")
+        """Raise ValueError unless a round has a number of clients, and one number."""
+        shares = {
+            f"participation = {self.participation}": self._share_of_clients,
+            f"clients_per_round = {self.clients_per_round}": self.clients_per_round,
+        }
+        asked = {words: count for words, count in shares.items() if count is not None}
+        if len(set(asked.values())) > 1:
+            first, second = asked
+            raise ValueError(f"{first} of clients = {self.clients} are {asked[first]}, and {second}; leave out one")
         if not 1 <= self.per_round <= self.clients:
-            asked = (
-                f"participation = {self.participation}"
-                if self.clients_per_round is None
-                else f"clients_per_round = {self.clients_per_round}"
-            )
-            raise ValueError(f"{asked} of clients = {self.clients} are {self.per_round}; expected 1 to all of them")
-        if self.local_epochs is not None and self.local_steps > 1:
-            raise ValueError("local_steps and local_epochs both say how many steps clients take; give one of them")
-        if self.proximal and not self.trains_locally:
-            raise ValueError(
-                f"proximal = {self.proximal} holds clients back in steps of their own, and they take none; give "
-                "local_steps or local_epochs too, or leave it out"
-            )
-        if self.trains_locally != (self.local_lr is not None or self.local_optimiser is not None):
-            raise ValueError(
-                f"local_steps = {self.local_steps} with local_lr = {self.local_lr}: steps on the client, above 1, and "
-                "their step size (or a local_optimiser) go together; give both or neither"
-            )
+            words = next(iter(asked))
+            raise ValueError(f"{words} of clients = {self.clients} are {self.per_round}; expected 1 to all of them")
 
     def _check_uplink(self) -> None:
-        """Raise InputError where the parts of an update cannot work together."""
-        codec = self.codec.build()
-        protection = self.codec.protection()
-        check_parts(codec, self.codec.keys, protection=protection, mean_bits=self.downlink_bits)
-        needs_gradient = self.codec.error_feedback or (self.trains_locally and self.source == "forward")
-        if self.source != "backward" and needs_gradient:
-            raise ConfigError(
-                f"clients that make scalars by {self.source} have no gradient, which local_steps above 1 step along "
-                'and error_feedback remembers; leave these out, or use client = "backward" and another codec'
-            )
-        if self.source == "losses" and self.trains_locally:
-            self._check_steps_along_slopes(codec.along_directions().count)
-        if self.client == "forward":
+        """Raise InputError where the parts of an update cannot work together; each part says so of itself."""
+        codec, keys, protection = self.codec.build(), self.codec.keys, self.codec.protection()
+        check_parts(codec, keys, protection=protection, mean_bits=self.downlink_bits)
+        if self.source == "forward":
             codec.along_directions()
-        if self.journaled and self.codec.error_feedback:
-            raise ConfigError(
-                "codec.error_feedback with a journal: the memories of clients are not in it, so that a round could not "
-                'be gone on from; leave out one of them (journal, or downlink = "replay")'
-            )
-        if self.downlink == "replay" and self.journal is False:
-            raise ConfigError('downlink = "replay" sends what the journal holds; leave journal = false out')
+        if self.codec.error_feedback:
+            hidden = protection is not None or self.secure is not None
+            check_memory(codec, has_gradient=self.source == "backward", hidden=hidden)
         if self.secure is not None:
-            changes = protection is not None or self.codec.error_feedback
             self.secure.check_parts(
-                codec, self.codec.keys, weighting=self.weighting, robust=self.robust is not None, changes=changes
+                codec, keys, weighting=self.weighting, robust=self.robust is not None, protects=protection is not None
             )
             try:
                 self.secure.check(self.per_round)
             except ConfigError as error:
                 raise ConfigError(f"secure.{error}") from None
 
-    def _check_steps_along_slopes(self, count: int) -> None:
-        """Raise ConfigError unless the directions of an update can be shared out to the steps of a client."""
-        if self.local_epochs is not None:
-            raise ConfigError(
-                f"local_epochs = {self.local_epochs} with {self.codec.name}: a client of few examples would have fewer "
-                "steps than its update has directions; give local_steps"
-            )
-        if self.local_optimiser is not None:
-            raise ConfigError(
-                f"local_optimiser = {self.local_optimiser!r} with {self.codec.name}: what its steps leave behind is no "
-                "sum along directions; leave it out, and clients step along their slopes"
-            )
-        if count % self.local_steps:
-            raise ConfigError(
-                f"local_steps = {self.local_steps} do not share out the {count} directions of {self.codec.name}; "
-                "expected a number of steps that divides m"
-            )
-
     @property
     def trains_locally(self) -> bool:
-        """Whether clients take several steps and send how far they came, and not a gradient."""
-        return self.local_steps > 1 or self.local_epochs is not None
+        """Whether clients take steps and send how far they came, and not a gradient."""
+        alone = (self.local_epochs, self.local_lr, self.local_optimiser)
+        return self.local_steps > 1 or any(setting is not None for setting in alone)
+
+    @property
+    def client_lr(self) -> float | None:
+        """The step size of clients; that of the server by default, and None where their optimiser has one."""
+        return self.lr if self.local_lr is None and self.local_optimiser is None else self.local_lr
+
+    @property
+    def sends_sums(self) -> bool:
+        """Whether clients step as far as the server does, and send what it is to step along: sums of gradients.
+
+        So a server with plain steps averages their models, whatever `lr` is.
+        """
+        return self.trains_locally and self.local_lr is None and self.local_optimiser is None
 
     @property
     def score(self) -> str:
@@ -254,6 +221,11 @@ class RunConfig(BaseModel):
         return self.downlink == "replay" if self.journal is None else self.journal
 
     @property
+    def is_followed(self) -> bool:
+        """Whether somebody takes the server's steps too, by bundles: from a journal, or from round to round."""
+        return self.journaled or self.downlink == "replay"
+
+    @property
     def mean_bits(self) -> int | None:
         """The bits of the one update that stands for a round; None where the clients' updates do."""
         trims = self.robust is not None and self.robust.trims(self.codec.build(), shared=self.shares_keys)
@@ -277,10 +249,13 @@ class RunConfig(BaseModel):
     @property
     def per_round(self) -> int:
         """How many clients take part in a round: βN of the paper."""
-        if self.clients_per_round is not None:
-            return self.clients_per_round
+        share = self._share_of_clients if self.clients_per_round is None else self.clients_per_round
+        return self.clients if share is None else share
+
+    @property
+    def _share_of_clients(self) -> int | None:
         # 0.29 · 100 is 28.999… in floating point, and is meant to be 29.
-        return math.floor((1.0 if self.participation is None else self.participation) * self.clients + 1e-9)
+        return None if self.participation is None else math.floor(self.participation * self.clients + 1e-9)
 
     @property
     def gradient_method(self) -> Literal["vmap", "loop", "layers"]:
@@ -436,7 +411,8 @@ def codec_config(config: RunConfig, text: str) -> RunConfig:
 
     """
     values = config.model_dump(mode="json")
-    values["codec"] = {key: values["codec"][key] for key in ("keys", "error_feedback")}
+    chosen = {"keys", "error_feedback"} & config.codec.model_fields_set
+    values["codec"] = {key: values["codec"][key] for key in chosen}
     return parse_config(apply_overrides(values, codec_overrides(text)))
 
 
@@ -456,6 +432,17 @@ def _without_dropped(values: Any) -> tuple[Any, dict[str, Any]]:
                 dropped[f"{table}.{key}".lstrip(".")] = (values if not table else values[table])[key]
         kept = inner if not table else {**kept, table: inner}
     return kept, dropped
+
+
+def _with_whole_schedule(values: Any) -> Any:
+    """Return a config's table in which a schedule that does not say over how many rounds goes over all of them."""
+    schedule = values.get("schedule") if isinstance(values, dict) else None
+    if not isinstance(schedule, dict) or schedule.get("kind") not in FALLING or schedule.get("rounds"):
+        return values
+    return {
+        **values,
+        "schedule": {**schedule, "rounds": values.get("rounds", RunConfig.model_fields["rounds"].default)},
+    }
 
 
 def _apply(values: dict[str, Any], override: str) -> None:

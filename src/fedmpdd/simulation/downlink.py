@@ -1,6 +1,7 @@
 """How many bytes the server sends: the whole model to every client of a round, or what each needs to catch up."""
 
 from collections.abc import Iterable
+from itertools import pairwise
 
 from fedmpdd.simulation.catch_up import PER_BUNDLE, PER_MESSAGE
 
@@ -17,6 +18,8 @@ class ModelDownlink:
 
     def add(self, bundle_bytes: int) -> None:
         """Take note of what a round added to the model."""
+
+    sizes: tuple[int, ...] = ()
 
 
 class ReplayDownlink:
@@ -46,6 +49,11 @@ class ReplayDownlink:
     def add(self, bundle_bytes: int) -> None:
         """Take note of what a round added to the model."""
         self._total.append(self._total[-1] + PER_BUNDLE + bundle_bytes)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Bytes of the bundles of all rounds so far."""
+        return tuple(after - before - PER_BUNDLE for before, after in pairwise(self._total))
 
 
 Downlink = ModelDownlink | ReplayDownlink

@@ -139,7 +139,7 @@ class Federation:
             self._downlink = ReplayDownlink(vectors, len(self.journal_header.pack()))
         # Of a secure sum nothing can be seen unless enough clients stay.
         self._fewest = 1 if config.secure is None else config.secure.threshold(config.per_round)
-        self.bundle = b""  # of the last round, where the run keeps a journal
+        self.bundle = b""  # of the last round, where somebody follows
         self._prepared: Plan | None = None
         self._workers = Workers(self._objective, threaded=config.device != "cuda")
         self._client_step = ClientStep(config, self._objective, task.clients.store, self._workers)
@@ -284,7 +284,7 @@ class Federation:
         if self._source == "backward":
             return (yield from self._client_step.steps(self.flat, work))
         with reproducible_arithmetic(self.config):
-            if self._source == "losses":
+            if self._source == "losses" or self.config.trains_locally:
                 return self._client_step.slopes(self.flat, work, codec, plan.keys)
             return self._client_step.derivatives(self.flat, work, codec, plan.keys)
 
@@ -328,9 +328,14 @@ class Federation:
         return error if cause is None else GradientError(f"{cause} ({error})")
 
     def _note(self, mean: Mean | None) -> None:
-        if self.config.journaled:
+        if self.config.is_followed:
             self.bundle = (Bundle() if mean is None else mean.bundle()).pack()
             self._downlink.add(len(self.bundle))
+
+    @property
+    def is_remembered(self) -> bool:
+        """Whether clients or the server keep what no bundle tells, so that rounds have to be computed again."""
+        return self.memory is not None or self._statistics is not None
 
     def advance(self, record: Record, *, changes_model: bool) -> None:
         """Go one round further by what a journal says of it, without clients.
@@ -339,12 +344,22 @@ class Federation:
         of a later one.
         """
         k = self.next_round
-        self._downlink.send(sampling.sample_clients(self.config, k).tolist(), k)
-        self._downlink.add(len(record.bundle))
+        self.follow_again([len(record.bundle)])
         if changes_model:
             self._server.apply(record.bundle, self.config.bundle_codec(self.codec, k))
         else:
             self.next_round = k + 1
+
+    @property
+    def bundle_sizes(self) -> tuple[int, ...]:
+        """Bytes of the bundles of all rounds so far, where clients are sent them."""
+        return self._downlink.sizes
+
+    def follow_again(self, sizes: Sequence[int]) -> None:
+        """Take note of what clients were sent from the next round on, given the bytes of the bundles."""
+        for k, size in enumerate(sizes, self.next_round):
+            self._downlink.send(sampling.sample_clients(self.config, k).tolist(), k)
+            self._downlink.add(size)
 
     def begin_at(self, flat: Tensor) -> None:
         """Take another initial model than the one that was made here: that of a journal."""
@@ -456,21 +471,9 @@ def _statistics_of(config: RunConfig, objective: Objective) -> RunningStatistics
     """The server's means of batch norm statistics, where clients send theirs."""
     if not objective.sends_statistics:
         return None
-    for key, asked in {
-        "a journal": config.journaled,
-        "secure": config.secure is not None,
-        "clipped or noisy updates": config.codec.protection() is not None,
-    }.items():
-        if asked:
-            raise ConfigError(
-                f'batch_norm = "averaged" with {key}: statistics travel beside the update, as they are, where that can '
-                'neither record nor hide them; use batch_norm = "local", or replace the layers by group norm'
-            )
-    if config.source != "backward":
-        raise ConfigError(
-            'batch_norm = "averaged" needs clients that make gradients; use "local", or client = "backward"'
-        )
-    return RunningStatistics(objective.model.module)
+    return RunningStatistics(
+        objective.model.module, hidden=config.secure is not None or config.codec.protection() is not None
+    )
 
 
 def _uplink_of(config: RunConfig, codec: Codec, d: int, memory: ErrorFeedback | None) -> Any:

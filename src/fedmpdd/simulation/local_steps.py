@@ -34,7 +34,7 @@ class LocalTraining:
         """Return the local training that a config asks for."""
         name = config.local_optimiser
         factory = None if name is None else named_object(name, "local_optimiser")
-        return cls(config.local_lr, factory, config.proximal, shapes)
+        return cls(config.client_lr, factory, config.proximal, shapes)
 
     def start(self, flat: Tensor) -> "Optimizer | None":
         """Return the optimiser of a client that begins at the server's model; None for plain gradient descent."""

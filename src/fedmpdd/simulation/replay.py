@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch import from_numpy as tensor_of
 
-from fedmpdd.errors import ConfigError, ContentError, JournalError, RunError, WireError
+from fedmpdd.errors import ContentError, JournalError, RunError, WireError
 from fedmpdd.imports import Trust, check_trust, import_paths, named_object
 from fedmpdd.server.journal import JOURNAL, Header, JournalReader
 from fedmpdd.server.replica import Replica
@@ -46,12 +46,7 @@ def replica_at(flat: Tensor, config: RunConfig, shapes: Sequence[torch.Size] = (
 
     shapes: of the parameters, for an optimiser of PyTorch.
     """
-    if config.server.optimiser not in OPTIMISERS:
-        if config.journaled:
-            raise ConfigError(
-                f"server.optimiser = {config.server.optimiser!r} with a journal: who reads one has to take the same "
-                f"step, to the same bits; use {', '.join(OPTIMISERS)}"
-            )
+    if config.server.optimiser not in OPTIMISERS and not config.is_followed:
         factory = named_object(config.server.optimiser, "server.optimiser")
         step: Any = TorchStep(factory, config.lr, shapes, config.schedule)
         return Replica(flat.to(config.device), step)

@@ -36,15 +36,19 @@ def sample_batches(
 ) -> NDArray[np.int64]:
     """Indices [clients, steps, batch] of the minibatches of a round, from the examples that each client holds.
 
-    With local epochs clients have as many steps as whole batches; −1 stands where a client has no step any more.
+    With local epochs clients have as many steps as whole batches, and no more than local_steps where that is above 1;
+    −1 stands where a client has no step any more.
     """
     rngs = _client_rngs(config, _BATCH, round_number, clients)
     if config.local_epochs is not None:
-        return _epochs(config.local_epochs, config.batch, rngs, examples)
-    batches = np.empty((len(clients), config.local_steps, config.batch), np.int64)
+        most = config.local_steps if config.local_steps > 1 else None
+        return _epochs(config.local_epochs, config.batch, rngs, examples)[:, :most]
+    batch = config.batch
+    batches = np.empty((len(clients), config.local_steps, batch), np.int64)
     for rows, rng, held in zip(batches, rngs, examples, strict=True):
         for row in rows:
-            row[:] = rng.choice(held, config.batch, replace=False)
+            # Of one example, `choice` draws the same number, and takes several times as long.
+            row[:] = held[rng.integers(held.size)] if batch == 1 else rng.choice(held, batch, replace=False)
     return batches
 
 

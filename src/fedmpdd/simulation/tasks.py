@@ -57,10 +57,7 @@ def partition_of(config: RunConfig, labels: NDArray[np.int64]) -> Partition:
     """Deal out examples with these labels as a config says."""
     p = config.partition
     if labels.ndim > 1:  # texts: a label per position, none per example
-        if p.kind != PartitionKind.IID:
-            raise ConfigError(
-                f'partition.kind = "{p.kind}" deals out classes, and {config.dataset} has none; use "iid"'
-            )
+        _check_classes(config, None)
         labels = np.zeros(len(labels), np.int64)
     return make_partition(
         labels,
@@ -74,8 +71,9 @@ def partition_of(config: RunConfig, labels: NDArray[np.int64]) -> Partition:
 
 
 def _pixels(config: RunConfig, dataset: Dataset, examples: Any) -> PixelStore:
-    unit = 1 if config.pixels == "raw" else 255
-    if config.pixels == "normalised":
+    is_text = examples.labels.ndim > 1  # bytes of texts are no brightness that could be scaled
+    unit = 1 if is_text or config.pixels == "raw" else 255
+    if config.pixels == "normalised" and not is_text:
         return PixelStore(examples, dataset.mean, dataset.std, unit)
     return PixelStore(examples, (0.0,), (1.0,), unit)
 
@@ -115,11 +113,15 @@ def _dealt(config: RunConfig, train: Any) -> Clients:
         return clients_of(train)
     store = as_store(train)
     classes = store.classes() if config.partition.kind != PartitionKind.IID else None
-    if classes is None and config.partition.kind != PartitionKind.IID:
-        raise ConfigError(
-            f'partition.kind = "{config.partition.kind}" deals out classes, and {config.dataset} has none; use "iid"'
-        )
+    _check_classes(config, classes)
     return Clients(store, partition_of(config, np.zeros(len(store), np.int64) if classes is None else classes))
+
+
+def _check_classes(config: RunConfig, classes: Any) -> None:
+    """Raise ConfigError where examples are to be dealt out by classes that they do not have."""
+    kind = config.partition.kind
+    if classes is None and kind != PartitionKind.IID:
+        raise ConfigError(f'partition.kind = "{kind}" deals out classes, and {config.dataset} has none; use "iid"')
 
 
 def _image_shape(store: Store) -> tuple[tuple[int, int, int], int] | None:

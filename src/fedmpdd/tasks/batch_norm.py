@@ -91,10 +91,16 @@ class RunningStatistics:
 
     Args:
         module: the model; its statistics are where the running means begin.
+        hidden: whether clients clip, add noise or mask what else they send.
 
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, *, hidden: bool = False) -> None:
+        if hidden:
+            raise ConfigError(
+                'batch_norm = "averaged" with updates that are clipped, noisy or summed unseen: statistics travel '
+                'beside them, as they are; use batch_norm = "local", or replace the layers by group norm'
+            )
         self._layers = layers_of(module)
         layers = self._layers.values()
         self.vector = torch.cat([_given(part) for layer in layers for part in (layer.running_mean, layer.running_var)])

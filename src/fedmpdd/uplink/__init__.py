@@ -1,6 +1,6 @@
 """The path of an update from a client to the server's step: what every engine does alike."""
 
-from fedmpdd.uplink.error_feedback import ErrorFeedback
+from fedmpdd.uplink.error_feedback import ErrorFeedback, check_memory
 from fedmpdd.uplink.protection import NoiseSource, Protection, SystemNoise
 from fedmpdd.uplink.reference import Reference
 from fedmpdd.uplink.robust import RobustMean
@@ -22,5 +22,6 @@ __all__ = [
     "SystemNoise",
     "Uplink",
     "Uploads",
+    "check_memory",
     "check_parts",
 ]

@@ -40,6 +40,11 @@ class Arrivals:
             raise ConfigError(f"max_age = {self.max_age!r}: expected a number of rounds from 0 to 255")
         check_number("decay", self.decay, 1e-3, 1.0 + 1e-9, "a factor above 0, up to 1")
 
+    @property
+    def waits_for_all(self) -> bool:
+        """Whether every client of a round is in it, and nobody of another."""
+        return self.enough is None and self.wait is None and self.max_age == 0
+
     def weight(self, age: int) -> float:
         """Return what an update counts for that is so many rounds old; one of the round itself counts for 1."""
         weight = 1.0

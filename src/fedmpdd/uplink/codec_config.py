@@ -35,7 +35,8 @@ class CodecConfig(BaseModel):
     codec has one config however it was written.
     keys: "sent" (each client draws a seed and sends it, as in the paper), "derived" (seeds follow from the session's
     seed, round and client, and are not sent), "partitioned" (one seed a round, one slot a client, nothing sent) or
-    "shared" (one key a round for all clients, nothing sent).
+    "shared" (one key a round for all clients, nothing sent). The default is "sent", and "shared" for codecs that were
+    made for it.
     error_feedback: whether clients remember what was left out of their updates, see fedmpdd.uplink.ErrorFeedback.
     clip, noise_multiplier, scale_grid: what protects updates, see fedmpdd.uplink.Protection.
     """
@@ -60,9 +61,12 @@ class CodecConfig(BaseModel):
         if not can_build(self, info):
             return self
         try:
-            check_parts(self.build(), self.keys, remembers=self.error_feedback, protection=self.protection())
+            codec = self.build()
+            check_parts(codec, self.keys, remembers=self.error_feedback, protection=self.protection())
         except InputError as error:
             raise ValueError(str(error)) from None
+        if codec.shares_key and "keys" not in self.model_fields_set:
+            return self.model_copy(update={"keys": "shared"})
         return self
 
     @classmethod
@@ -70,7 +74,7 @@ class CodecConfig(BaseModel):
         """Return the config of a codec that is there as an object; what is default is left out, as in words.
 
         A class of somebody's own stands in it by its import path, or, where it has none, by a name that this process
-        alone knows. Of a codec that makes sense with shared keys alone it says so.
+        alone knows.
         """
         check_is_codec(codec)
         values = {name: getattr(codec, name) for name in parameter_names(type(codec))}
@@ -82,8 +86,7 @@ class CodecConfig(BaseModel):
                 )
         defaults = default_values(type(codec))
         changed = {name: value for name, value in values.items() if name not in defaults or value != defaults[name]}
-        keys = {"keys": "shared"} if codec.shares_key else {}
-        return cls.model_validate({"name": config_name_of(type(codec)), **keys, **changed})
+        return cls.model_validate({"name": config_name_of(type(codec)), **changed})
 
     def protection(self) -> Protection | None:
         """Return what protects updates, if anything does."""

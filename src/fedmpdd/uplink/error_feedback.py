@@ -14,6 +14,8 @@ from fedmpdd.codecs.base import Float32
 from fedmpdd.directions import Key
 from fedmpdd.errors import CodecError
 
+_BIASED = "a codec such as topk or signsgd"
+
 
 class ErrorFeedback:
     """A codec with one vector per client that took part: a = ε + g, send codec(a), ε = a − decoded.
@@ -49,13 +51,12 @@ class ErrorFeedback:
 
     def check(self, d: int) -> None:
         """Raise CodecError if vectors of d coordinates would grow without bound, or have nothing to remember."""
-        if self.codec.source != "gradient":
-            raise CodecError(f"{self.codec.name} encodes losses, not gradients: there is no error to feed back")
+        check_memory(self.codec)
         part = None if self.codec.variance_is_bound else self.codec.variance(d)
         if part is not None and part >= 1:
             raise CodecError(
                 f"{self.codec} loses {part:.3g} times the square of what it encodes at d = {d}, so that memories would "
-                "grow without bound; expected less than 1: send more, or use a codec such as topk or signsgd"
+                f"grow without bound; expected less than 1: send more, or use {_BIASED}"
             )
 
     def state(self) -> dict[int, Float32]:
@@ -94,3 +95,23 @@ class ErrorFeedback:
             raise CodecError(
                 "gradient plus memory overflows float32: the gradient is too large; scale or clip it before encoding"
             )
+
+
+def check_memory(codec: Codec, *, has_gradient: bool = True, hidden: bool = False) -> None:
+    """Raise CodecError where clients have nothing to remember, or must not.
+
+    Args:
+        codec: of their updates.
+        has_gradient: whether clients compute gradients.
+        hidden: whether updates are clipped or noisy, so that less is seen of a client.
+
+    """
+    if codec.source != "gradient" or not has_gradient:
+        raise CodecError(
+            "error_feedback remembers what an update leaves out of a gradient, and clients without one (client = "
+            f'"forward", or a codec of losses) cannot know; leave it out, or make gradients and choose {_BIASED}'
+        )
+    if hidden:
+        raise CodecError(
+            "error_feedback takes back, a round later, what clipping and noise were to hide; leave out one of them"
+        )

@@ -70,8 +70,7 @@ class Protection:
     scale_grid: float | None = None
 
     def __post_init__(self) -> None:
-        if self.codec.scalar_codec is None:
-            raise CodecError(f"{self.codec} has no scalars along directions to protect; use FedMPDD (mpdd)")
+        self.codec.along_directions()
         if self.clip is not None and not (_is_number(self.clip) and 0 < self.clip < math.inf):
             raise CodecError(f"clip = {self.clip!r}: expected a finite number above 0, about the norm of a gradient")
         if not (_is_number(self.noise_multiplier) and 0 <= self.noise_multiplier < math.inf):

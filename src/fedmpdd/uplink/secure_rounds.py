@@ -72,7 +72,7 @@ class SecureRounds:
         """Return the deviation of the noise that a client adds to each of its numbers, in steps of the integers."""
         return self.noise_multiplier * levels(clients, self.ring_bits, self.noise_multiplier)
 
-    def check_parts(self, codec: Codec, keys: str, *, weighting: str, robust: bool, changes: bool) -> None:
+    def check_parts(self, codec: Codec, keys: str, *, weighting: str, robust: bool, protects: bool) -> None:
         """Raise ConfigError for parts of an uplink that a sum of unseen updates cannot have, all of them at once.
 
         Args:
@@ -80,14 +80,14 @@ class SecureRounds:
             keys: who chooses keys, "shared" for one key of all clients.
             weighting: "equal" or "examples".
             robust: whether a robust mean is asked for.
-            changes: whether clients protect updates by other means, or remember what was left out of them.
+            protects: whether clients protect updates by other means.
 
         """
         needs = []
         if not codec.adds_up or (codec.needs_key and keys != "shared"):
             needs.append('codec "mpdd:m=…:keys=shared" with 32 bits or "fedsgd", whose numbers add up')
-        if changes:
-            needs.append("a codec without clip, noise and error_feedback: secure sums clip and add noise themselves")
+        if protects:
+            needs.append("a codec without clip and noise: secure sums clip and add noise themselves")
         if weighting != "equal":
             needs.append('weighting "equal": nobody may see how much a client has')
         if robust:

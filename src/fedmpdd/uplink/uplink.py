@@ -11,7 +11,7 @@ from typing import Any
 from fedmpdd.codecs import Batch, Codec, Update
 from fedmpdd.directions import Key, derive_seed
 from fedmpdd.errors import CodecError
-from fedmpdd.uplink.error_feedback import ErrorFeedback
+from fedmpdd.uplink.error_feedback import ErrorFeedback, check_memory
 from fedmpdd.uplink.protection import NoiseSource, Protection
 from fedmpdd.uplink.robust import RobustMean
 from fedmpdd.wire.bundle import Bundle
@@ -214,15 +214,11 @@ def check_parts(
     mean_bits: int | None = None,
 ) -> None:
     """Raise CodecError where parts of an uplink cannot work together, whatever the model."""
-    if codec.shares_key and keys != "shared":
-        raise CodecError(f'{codec.name} moves one model along the same directions for all clients; set keys = "shared"')
     if mean_bits is not None:
         codec.along_directions()
         if keys != "shared":
             raise CodecError(
                 f'a mean of {mean_bits} bits is one of scalars along the same directions; it needs keys = "shared"'
             )
-    if remembers and protection is not None:
-        raise CodecError(
-            "error_feedback takes back, a round later, what clipping and noise were to hide; leave out one of them"
-        )
+    if remembers:
+        check_memory(codec, hidden=protection is not None)

@@ -73,6 +73,14 @@ NB_MODULE(_native, m) {
     for (std::size_t i = 0; i < sums.size(); ++i) scalars.data()[i] = static_cast<float>(sums.data()[i]);
   }, "sums"_a, "scalars"_a);
 
+  m.def("add_scaled", [](const In1<float>& values, double factor, const Out1<double>& total) {
+    require(values.shape(0) == total.shape(0), "one sum per value");
+    const fedmpdd::PlainFloatEnvironment plain;
+    const float* const from = values.data();
+    double* const to = total.data();
+    for (std::size_t i = 0; i < values.shape(0); ++i) to[i] += factor * static_cast<double>(from[i]);
+  }, "values"_a, "factor"_a, "total"_a);
+
   m.def("rademacher_decode", [](const In2<float>& scalars, const In1<double>& factors, const In1<std::uint64_t>& seeds,
                                 const In1<std::uint64_t>& firsts, const Out1<float>& out, std::uint64_t first_tile,
                                 int threads, const std::string& isa) {

@@ -1,0 +1,1 @@
+"""What the engine over MQTT takes: bytes on the socket, milliseconds of a round, updates a second, memory, crashes."""
