@@ -151,7 +151,10 @@ def _errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
 
 
 def _words_of(error: BaseException) -> str:
-    return str(error) or type(error).__name__
+    """What an error says, and what the broker gave as the reason where the library keeps it behind another error."""
+    words = str(error) or type(error).__name__
+    reason = getattr(error.__cause__, "rc", None)
+    return words if reason is None else f"{words}: {reason}"
 
 
 def _remedy(text: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedmpdd.errors import FedmpddError, RunError
 from fedmpdd.mqtt.broker import Broker
-from fedmpdd.mqtt.connection import LeanConnection
+from fedmpdd.mqtt.connection import FIRST_PAUSE, LeanConnection
 from fedmpdd.mqtt.topics import Topics
 
 _log = logging.getLogger("fedmpdd")
@@ -90,7 +90,7 @@ class Post:
         assert self._connection is not None
         for topic, payload in messages:
             while not await self._connection.publish(topic, payload, retain=retain) and until_there:
-                pass  # the next attempt waits for the next connection
+                await asyncio.sleep(FIRST_PAUSE)  # for the connection to notice, too, that it is none
 
     async def _send_retained(self) -> None:
         """Write again what a broker may have lost: at each topic what belongs there by then, and nothing older."""
