@@ -5,8 +5,8 @@
     python tools/links.py --out links --write         # the same, and docs/results/links.json and links.png from them
 
 Sixty clients train softmax regression on the bundled digits. A third of them has a link for 9 bytes an update, a third
-one for 36, a third one for 144. An arm is who takes part, with which codecs and weights. Every arm gets the same bytes,
-and the best of five step sizes, chosen with a seed that is not counted. Each training is one line of a file.
+one for 36, a third one for 144. An arm is who takes part, with which codecs and weights. At every budget an arm has the
+step size of five that is best there, chosen with two seeds that are not counted. Each training is one line of a file.
 """
 
 import argparse
@@ -24,10 +24,10 @@ import fedmpdd as fm
 from fedmpdd.documents import write_json
 from fedmpdd.tasks.data import load
 
-CLIENTS, BATCH = 60, 8
+CLIENTS, BATCH, D = 60, 8, 7_850
 SMALL, MIDDLE, LARGE = "peaks:m=7", "peaks:m=35:group=128", "peaks:m=190:group=32"  # 9, 36 and 144 bytes
 RATES = (0.003, 0.01, 0.03, 0.1, 0.3)
-CHOOSING, SEEDS = 1000, (1, 2, 3, 4, 5)
+CHOOSING, SEEDS = (1000, 1001), (1, 2, 3, 4, 5)
 PAYLOAD = 94_500  # bytes of all updates of a training: a hundred rounds of five clients of each link
 OVERHEAD = 18  # bytes of a message on the socket beside the update: MQTT's publication and its acknowledgement
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
@@ -40,12 +40,12 @@ class Arm(NamedTuple):
     thirds: tuple[int, ...]
     per_round: int
     rounds: int
-    spread: float | str = 1.0
+    spread: float | str = "middle"
 
 
 ARMS = {
-    "mixed, spread 1": Arm((SMALL, MIDDLE, LARGE), (0, 1, 2), 15, 100),
-    "mixed, spread 30": Arm((SMALL, MIDDLE, LARGE), (0, 1, 2), 15, 100, 30.0),
+    "mixed": Arm((SMALL, MIDDLE, LARGE), (0, 1, 2), 15, 100, "middle"),
+    "mixed, spread 1": Arm((SMALL, MIDDLE, LARGE), (0, 1, 2), 15, 100, 1.0),
     "mixed, spread 120": Arm((SMALL, MIDDLE, LARGE), (0, 1, 2), 15, 100, 120.0),
     "mixed, equal weights": Arm((SMALL, MIDDLE, LARGE), (0, 1, 2), 15, 100, "inf"),
     "all small, 15 a round": Arm((SMALL,), (0, 1, 2), 15, 700),
@@ -142,6 +142,25 @@ def train(digits: Digits, setting: str, name: str, lr: float, seed: int) -> dict
     return {"setting": setting, "arm": name, "lr": lr, "seed": seed, "curve": curve}
 
 
+def predicted(name: str) -> list[float]:
+    """Return what follows of an arm before anything is trained: bytes a round, those on a socket, error of the mean.
+
+    The error is E‖decoded mean − weighted mean gradient‖² / ‖gradient‖² of a round with as many clients of each link.
+    """
+    arm = ARMS[name]
+    config = fm.load_config("demo", ["model=logistic", "codec.keys=derived", f"links={json.dumps(list(arm.links))}"])
+    codecs = [one.codec.build() for one in config.of_links]
+    of_each = arm.per_round / len(codecs)
+    sizes = [codec.bytes_per_update(D) for codec in codecs]
+    stated = [float(codec.variance(D) or 0) for codec in codecs]
+    spread = (min(stated) * max(stated)) ** 0.5 if arm.spread == "middle" else float(arm.spread)
+    trusts = [1.0 if spread == float("inf") else 1 / (variance + spread) for variance in stated]
+    weights = [trust / sum(trusts) for trust in trusts]
+    error = sum(w * w * variance for w, variance in zip(weights, stated, strict=True)) / of_each
+    payload = of_each * sum(sizes)
+    return [payload, payload + OVERHEAD * arm.per_round, error]
+
+
 def reached(curve: list[list[float]], budget: float, unit: str) -> float:
     """Return the accuracy of the last look within a budget: payload bytes, socket bytes or rounds."""
     spent = {
@@ -177,10 +196,13 @@ class Trainings:
                 file.write("\n" + json.dumps(self._rows[key]))
         return self._rows[key]["curve"]  # type: ignore[no-any-return]
 
-    def chosen(self, setting: str, arm: str) -> float:
-        """Return the step size that an arm gets."""
-        scores = {lr: reached(self.curve(setting, arm, lr, CHOOSING), PAYLOAD, "payload") for lr in RATES}
-        return max(scores, key=lambda lr: scores[lr])
+    def chosen(self, setting: str, arm: str, budget: tuple[float, str]) -> float:
+        """Return the step size that an arm gets for a budget."""
+
+        def score(lr: float) -> float:
+            return statistics.mean(reached(self.curve(setting, arm, lr, seed), *budget) for seed in CHOOSING)
+
+        return max(RATES, key=score)
 
 
 BUDGETS = {
@@ -192,25 +214,34 @@ BUDGETS = {
 
 
 def results(trainings: Trainings, seeds: int) -> Iterator[dict[str, Any]]:
-    """Yield a row for every setting and arm: its step size, and its accuracy at every budget, seed by seed."""
+    """Yield a row for every setting and arm: for every budget its step size, and its accuracies seed by seed."""
     for setting in SETTINGS:
         for arm in ARMS:
-            lr = trainings.chosen(setting, arm)
-            curves = [trainings.curve(setting, arm, lr, seed) for seed in SEEDS[:seeds]]
-            at = {name: [reached(curve, *budget) for curve in curves] for name, budget in BUDGETS.items()}
-            print(
-                f"{setting:12} {arm:22} lr {lr:<6}", *(f"{statistics.mean(row):.3f}" for row in at.values()), flush=True
-            )
-            yield {"setting": setting, "arm": arm, "lr": lr, "accuracy": at, "curves": curves}
+            rates = {name: trainings.chosen(setting, arm, budget) for name, budget in BUDGETS.items()}
+            curves = {
+                lr: [trainings.curve(setting, arm, lr, seed) for seed in SEEDS[:seeds]] for lr in set(rates.values())
+            }
+            at = {name: [reached(one, *BUDGETS[name]) for one in curves[lr]] for name, lr in rates.items()}
+            print(f"{setting:12} {arm:22}", *(f"{statistics.mean(row):.3f}" for row in at.values()), flush=True)
+            yield {
+                "setting": setting,
+                "arm": arm,
+                "lr": rates,
+                "accuracy": at,
+                "curves": curves[rates["equal payload"]],
+            }
 
 
 def table(rows: list[dict[str, Any]], setting: str) -> str:
     """Return one setting as the table of the page."""
-    lines = ["| arm | lr | " + " | ".join(BUDGETS) + " |", "| --- | --- |" + " --- |" * len(BUDGETS)]
+    lines = ["| arm | " + " | ".join(BUDGETS) + " |", "| --- |" + " --- |" * len(BUDGETS)]
     for row in rows:
         if row["setting"] == setting:
-            cells = [f"{statistics.mean(one):.3f} ± {statistics.stdev(one):.3f}" for one in row["accuracy"].values()]
-            lines.append(f"| {row['arm']} | {row['lr']} | " + " | ".join(cells) + " |")
+            cells = [
+                f"{statistics.mean(one):.3f} ± {statistics.stdev(one):.3f} ({row['lr'][name]})"
+                for name, one in row["accuracy"].items()
+            ]
+            lines.append(f"| {row['arm']} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
@@ -221,7 +252,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    arms = ("mixed, spread 1", "mixed, equal weights", "all small, 60 a round", "without the slow", "the fast alone")
+    arms = ("mixed", "mixed, equal weights", "all small, 60 a round", "without the slow", "the fast alone")
     figure, axes = plt.subplots(1, len(SETTINGS), figsize=(12, 3.6), sharey=True)
     for axis, setting in zip(axes, SETTINGS, strict=True):
         for row in rows:
@@ -248,12 +279,22 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write docs/results/links.json and links.png")
     asked = parser.parse_args()
     torch.set_num_threads(1)
+    print("| arm | bytes a round | on a socket | error of its mean |\n| --- | --- | --- | --- |")
+    for name in ARMS:
+        payload, socket, error = predicted(name)
+        print(f"| {name} | {payload:,.0f} | {socket:,.0f} | {error:.2f} |")
     rows = list(results(Trainings(asked.out / "trainings.jsonl"), asked.seeds))
     for setting, words in SETTINGS.items():
         print(f"\n{setting}: {words}\n\n{table(rows, setting)}" if asked.seeds > 1 else "")
     if asked.write:
-        settings = {"clients": CLIENTS, "batch": BATCH, "codecs": [SMALL, MIDDLE, LARGE], "payload_bytes": PAYLOAD}
-        arms = {name: arm._asdict() for name, arm in ARMS.items()}
+        settings = {
+            "clients": CLIENTS,
+            "d": D,
+            "batch": BATCH,
+            "codecs": [SMALL, MIDDLE, LARGE],
+            "payload_bytes": PAYLOAD,
+        }
+        arms = {name: {**arm._asdict(), "predicted": predicted(name)} for name, arm in ARMS.items()}
         write_json(RESULTS / "links.json", {**settings, "rates": RATES, "arms": arms, "rows": rows})
         draw(rows, RESULTS / "links.png")
 

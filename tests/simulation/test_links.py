@@ -10,8 +10,9 @@ import torch
 import fedmpdd as fm
 from fedmpdd.codecs import Peaks
 from fedmpdd.errors import ConfigError, RunError
+from fedmpdd.privacy.config import make_audit
 from fedmpdd.runs.folders import Run, read_metrics
-from fedmpdd.simulation import client_work, parse_config
+from fedmpdd.simulation import client_work, codec_config, parse_config
 from fedmpdd.simulation.engine import make_federation
 from fedmpdd.simulation.journal import JOURNAL, JournalReader
 from fedmpdd.simulation.replay import JournalReplica, model_sha256, replay
@@ -186,3 +187,30 @@ def test_the_front_door_takes_a_codec_for_every_link() -> None:
 def test_passes_of_a_client_follow_from_its_link() -> None:
     settings = config(client="forward")
     assert [client_work(settings, client=i).tangents for i in range(3)] == [128, 512, 64]
+
+
+def test_links_are_compared_with_one_codec_for_all(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    inputs, labels = rng.standard_normal((40, 30)).astype(np.float32), rng.integers(0, 2, 40)
+    task = fm.Task(
+        model=torch.nn.Linear(30, 2),
+        loss=torch.nn.functional.cross_entropy,
+        clients=[(inputs[i::4], labels[i::4]) for i in range(4)],
+        test=(inputs, labels),
+    )
+    small, large = Peaks(1, group=16), Peaks(3, group=16)
+    kept: dict[str, Any] = {"seeds": 1, "rounds": 2, "keys": "derived", "progress": False}
+    result = fm.compare(task, [small, [small, large]], out=tmp_path, **kept)
+    words = [f"peaks:m={m}:group=16:keys=derived" for m in (1, 3)]
+    assert [row.codec for row in result.rows] == [words[0], " + ".join(words)]
+    assert [row.run.history.last.payload_bytes for row in result.rows] == [2 * 4 * 2, 2 * (2 * 2 + 2 * 3)]
+    assert len({path.name for path in tmp_path.iterdir() if path.is_dir()}) == 2
+    with pytest.raises(ConfigError, match="give them as one of the codecs"):
+        fm.compare(task, [small], links=[small, large], **kept)
+
+
+def test_another_codec_for_all_and_audits_leave_no_link_out() -> None:
+    settings = config()
+    assert codec_config(settings, "fedsgd").links == []
+    audit = make_audit({**settings.model_dump(mode="json"), "device": "cpu"}, {"models": ["logistic"]})
+    assert audit.codec_texts() == ["fedsgd", *LINKS]

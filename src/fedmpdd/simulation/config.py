@@ -500,7 +500,7 @@ def codec_config(config: RunConfig, text: str) -> RunConfig:
     """Return a config with another codec.
 
     Args:
-        config: of which the keys and client memory stay.
+        config: of which the keys and client memory stay; all clients get the codec, whatever their links.
         text: the codec, like "fedsgd" or "mpdd:m=400:bits=1".
 
     Returns:
@@ -511,7 +511,7 @@ def codec_config(config: RunConfig, text: str) -> RunConfig:
         'qsgd'
 
     """
-    values = config.model_dump(mode="json")
+    values = {**config.model_dump(mode="json"), "links": []}
     values["codec"] = {key: values["codec"][key] for key in ("keys", "error_feedback")}
     return parse_config(apply_overrides(values, codec_overrides(text)))
 
