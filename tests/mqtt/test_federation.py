@@ -6,7 +6,7 @@ import pytest
 
 from fedmpdd.errors import ConfigError
 from fedmpdd.mqtt import Broker, Client
-from fedmpdd.mqtt.federation import MqttFederation, prepare_with, with_journal
+from fedmpdd.mqtt.federation import MqttFederation, over_mqtt, prepare_with
 from fedmpdd.simulation import RunConfig, make_federation, parse_config
 from fedmpdd.simulation.replay import model_sha256
 from fedmpdd.simulation.tasks import load_task
@@ -41,7 +41,7 @@ CODECS: dict[str, dict[str, Any]] = {
 
 
 def config_of(**changes: Any) -> RunConfig:
-    return with_journal(parse_config({**BASE, **changes}))
+    return over_mqtt(parse_config({**BASE, **changes}))
 
 
 def run_local(config: RunConfig) -> str:

@@ -49,14 +49,21 @@ class GradientEncoder:
 
     def __init__(self, terms: Terms, gradient: Gradient) -> None:
         self._terms, self._gradient = terms, gradient
-        self._uplink = terms.uplink()
+        self._uplinks = [terms.uplink(link) for link in range(len(terms.sessions))]
 
     def updates(self, round_number: int, flat: Float32, clients: Sequence[int]) -> list[bytes]:
         """See Encoder."""
         gradients = np.stack([np.asarray(self._gradient(flat, round_number, one), np.float32) for one in clients])
         keys = [self._terms.key(round_number, client) for client in clients]
-        batch = self._uplink.encode(round_number, gradients, keys, clients).batch
-        return [payload_of(update) for update in batch.updates()]
+        if len(self._uplinks) == 1:
+            batch = self._uplinks[0].encode(round_number, gradients, keys, clients).batch
+            return [payload_of(update) for update in batch.updates()]
+        payloads = []
+        for row, key, client in zip(gradients, keys, clients, strict=True):
+            uplink = self._uplinks[client % len(self._uplinks)]
+            (update,) = uplink.encode(round_number, row[np.newaxis], [key], [client]).batch.updates()
+            payloads.append(payload_of(update))
+        return payloads
 
 
 Prepare = Callable[[Terms], tuple[Encoder, Float32 | None]]  # the terms to an encoder and, if known, the initial model

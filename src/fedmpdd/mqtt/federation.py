@@ -1,7 +1,7 @@
 """A config's training with clients at a broker: the server's side as a federation, and what its clients compute."""
 
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedmpdd.errors import ConfigError
 from fedmpdd.mqtt.broker import Broker
 from fedmpdd.mqtt.client import Prepare
-from fedmpdd.mqtt.gatherer import weights_of
+from fedmpdd.mqtt.gatherer import Counted, weights_of
 from fedmpdd.mqtt.messages import RoundMessage, pack_contributions, read_contributions
 from fedmpdd.mqtt.rounds import Rounds, message_of
 from fedmpdd.mqtt.terms import Terms
@@ -22,11 +22,12 @@ from fedmpdd.simulation import sampling
 from fedmpdd.simulation.clients import Computed, GradientRequest
 from fedmpdd.simulation.config import RunConfig
 from fedmpdd.simulation.engine import Answers, Federation, Plan, federation_of
+from fedmpdd.simulation.links import bundle_codecs
 from fedmpdd.simulation.replay import model_sha256
 from fedmpdd.simulation.tasks import load_task
 from fedmpdd.tasks.data import Dataset
 from fedmpdd.tasks.task import Task
-from fedmpdd.uplink import Uploads
+from fedmpdd.uplink import MixedUploads, Uploads
 from fedmpdd.wire.frames import payload_of
 
 
@@ -75,7 +76,7 @@ class MqttFederation(Federation):
         replica: Any = self._server
         added = self._past[-1] if self._past else None
         if not self._has_begun:
-            self._rounds.begin(replica, self._past, start=len(self._past) and 1 + plan.round % 255)
+            self._rounds.begin(replica, self._past)
             self._has_begun = True
         counted = self._rounds.round(plan.round, replica, added)
         contributions = counted.contributions
@@ -91,10 +92,20 @@ class MqttFederation(Federation):
         )
         uploads = None
         if counted.updates:
-            uploads = self._uplink.uploads_of(counted.updates)
-            uploads = Uploads(uploads.batch, counted.nbytes, uploads.payload_bytes)
+            uploads = self._uploads_of(counted, plan.round)
         nothing = Computed(None, torch.full((len(contributions),), torch.nan))
         return Answers(answered, uploads, nothing, self._clock() - begun, 0.0)
+
+    def _uploads_of(self, counted: Counted, number: int) -> Uploads | MixedUploads:
+        """The updates of a round as what clients sent, with the bytes that they really sent."""
+        if self.config.links:
+            mixed: MixedUploads = self._uplink.uploads_of(counted.updates, number)
+            parts = [
+                part and replace(part, frame_bytes=part.payload_bytes + 2 * len(part.batch)) for part in mixed.parts
+            ]
+            return replace(mixed, parts=tuple(parts))
+        uploads: Uploads = self._uplink.uploads_of(counted.updates)
+        return replace(uploads, frame_bytes=counted.nbytes)
 
     def _note(self, mean: Any) -> None:
         super()._note(mean)
@@ -111,7 +122,7 @@ class MqttFederation(Federation):
     def advance(self, record: Record, *, changes_model: bool) -> None:
         """See Federation; what clients were told of the round is remembered too."""
         if changes_model:
-            self._server.apply(record.bundle, self.config.bundle_codec(self.codec, record.round))
+            self._server.apply(record.bundle, bundle_codecs(self.config, self.codecs, record.round))
         else:  # from a checkpoint, it is that of a later round already
             self.next_round = record.round + 1
         self._contributions = read_contributions(record.note.get("arrived"), self._terms, record.round)
@@ -167,10 +178,10 @@ def terms_of(federation: Federation) -> Terms:
     """Return what both sides of a config's training agree on."""
     config = federation.config
     protection = config.codec.protection()
-    name, parameters = config.codec.registered()
+    tables = [{"name": name, **parameters} for name, parameters in (one.codec.registered() for one in config.of_links)]
     given = {} if protection is None else {key: value for key, value in asdict(protection).items() if key != "codec"}
     return Terms(
-        codec={"name": name, **parameters},
+        codec=tables[0],
         shapes=tuple(tuple(shape) for shape in federation.model.shapes),
         seed=sampling.session_seed(config),
         clients=config.clients,
@@ -185,6 +196,8 @@ def terms_of(federation: Federation) -> Terms:
         arrivals=config.arrivals,
         error_feedback=config.codec.error_feedback,
         protection={key: value for key, value in given.items() if value is not None},
+        links=tuple(tables) if config.links else (),
+        link_spread=config.link_spread,
         model_sha256=federation.journal_header.model_sha256,
     )
 

@@ -60,7 +60,7 @@ class Gatherer:
         self._counted_before: deque[set[Contribution]] = deque(maxlen=terms.arrivals.max_age)
         self._target = 1
         self._samples: dict[int, frozenset[int]] = {}
-        self._codecs: dict[int, tuple[Codec, int]] = {}  # of the rounds that may be answered, and their bytes an update
+        self._codecs: dict[int, dict[int, Codec]] = {}  # of the rounds that may be answered, by the bytes of an update
         self.drops: Counter[str] = Counter()  # why updates did not count, since the start
         self._lines: Counter[str] = Counter()  # of this round in the log
         self.duplicates = 0
@@ -84,16 +84,15 @@ class Gatherer:
             self._target = self.terms.arrivals.target(len(self._asked))
             first = max(0, round_number - most)
             self._samples = {k: self._samples.get(k) or self._sample(k) for k in range(first, round_number + 1)}
-            self._codecs = {k: self._codecs.get(k) or self._codec(k) for k in range(first, round_number + 1)}
+            self._codecs = {k: self._codecs.get(k) or self._codecs_of(k) for k in range(first, round_number + 1)}
 
     def _sample(self, number: int) -> frozenset[int]:
         if self.terms.per_round == self.terms.clients:
             return frozenset()  # everybody
         return frozenset(self.terms.sample(number).tolist())
 
-    def _codec(self, number: int) -> tuple[Codec, int]:
-        codec = self.terms.session.codec_at(number)
-        return codec, codec.bytes_per_update(self.terms.d)
+    def _codecs_of(self, number: int) -> dict[int, Codec]:
+        return {session.frame_bytes(number): session.codec_at(number) for session in self.terms.sessions}
 
     def receive(self, client: int, data: bytes) -> None:
         """Take what a client sent; what cannot count is dropped, with a reason in the log."""
@@ -122,11 +121,12 @@ class Gatherer:
         sample = self._samples[number]
         if client >= self.terms.clients or (sample and client not in sample):
             raise RunError("it was not asked in that round")
-        codec, expected = self._codecs[number]
-        if age and codec != self._codecs[self._round][0]:
+        codecs = self._codecs[number]
+        if age and codecs != self._codecs[self._round]:
             raise RunError("its update is late, and of the codec of an earlier round")
-        if len(payload) != expected:
-            raise RunError(f"its frame has {len(payload)} bytes, expected {expected}: another codec or model")
+        if len(payload) not in codecs:
+            lengths = " or ".join(map(str, codecs))
+            raise RunError(f"its frame has {len(payload)} bytes, expected {lengths}: another codec or model")
         if one in self._pending or self._has_counted(one):
             self.duplicates += 1
             return None, payload
@@ -229,7 +229,9 @@ class Gatherer:
         place = one.client
         if terms.keys == "partitioned":
             place = int(np.searchsorted(terms.sample(number), one.client))
-        return terms.session.unpack(payload, number, place)
+        session = terms.session_of_length(number, len(payload))
+        assert session is not None  # others were dropped when they came
+        return session.unpack(payload, number, place)
 
 
 def weights_of(

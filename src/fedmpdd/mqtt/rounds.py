@@ -1,6 +1,7 @@
 """Rounds over a broker, as a server has them: it begins one, waits for updates, and says what the one before added."""
 
 import logging
+import secrets
 from collections.abc import Sequence
 
 import numpy as np
@@ -41,13 +42,12 @@ class Rounds:
         self._round = 0
         self._packed: tuple[int, bytes] | None = None  # the message of a round, by its number
 
-    def begin(self, replica: Replica[NDArray[np.float32]], past: Sequence[RoundMessage] = (), start: int = 0) -> None:
+    def begin(self, replica: Replica[NDArray[np.float32]], past: Sequence[RoundMessage] = ()) -> None:
         """Connect, and publish all that a client needs, also one that comes later.
 
         Args:
             replica: the model as it is now.
             past: the messages of the last rounds, after a restart; the last begins the round of the model.
-            start: how often the training was started before.
 
         Raises:
             RunError: the broker cannot be reached, or has another training of this name.
@@ -59,7 +59,8 @@ class Rounds:
             raise RunError(
                 f"{self._broker} has another training named {topics.name!r}; choose another --name, or --replace it"
             )
-        self._start, self._packed = start, None
+        # By another number clients see that a server began anew, which lacks what it did not acknowledge.
+        self._start, self._packed = secrets.randbelow(256), None
         for message in past[-1 - self._terms.arrivals.max_age :]:
             self._gatherer.remember(message.contributions)
         tail = [(topics.tail(message.round % TAIL), self._pack(message)) for message in past[-TAIL:]]
