@@ -60,9 +60,10 @@ def test_weights_minimise_the_error_of_the_mean(spread: float, weights: list[flo
 
 
 def test_weights_beat_others_in_the_error_that_is_measured() -> None:
-    """Equal gradients, 300 rounds, fixed seeds: less error than equal weights and than weights by bytes.
+    """Equal gradients, 300 rounds: equal weights have 1.94 times the error, as the codecs state.
 
-    The stated factor over equal weights is 2.6, and the deviation of the measured ratio 0.2: fails once in 10^9 seeds.
+    Over eight other blocks of 300 seeds the measured ratio has a deviation of 0.012; 0.08 is six of these, which a
+    normal variable exceeds once in 10^9 seeds.
     """
     gradient = gaussian(1, D, seed=3)[0]
     errors: dict[str, list[float]] = {"variance": [], "equal": []}
@@ -72,8 +73,8 @@ def test_weights_beat_others_in_the_error_that_is_measured() -> None:
             estimate = mixed_mean(updates, CODECS, spread=spread).estimate()
             errors[name].append(float(np.square(estimate - gradient).sum()))
     expected = _error(math.inf) / _error(0.0)
-    assert expected > 1.5
-    assert np.mean(errors["equal"]) / np.mean(errors["variance"]) == pytest.approx(expected, rel=0.35)
+    assert expected == pytest.approx(1.94, abs=0.005)
+    assert np.mean(errors["equal"]) / np.mean(errors["variance"]) == pytest.approx(expected, abs=0.08)
 
 
 def _error(spread: float) -> float:
