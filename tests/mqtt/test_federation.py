@@ -36,6 +36,13 @@ CODECS: dict[str, dict[str, Any]] = {
         "weighting": "examples",
         "partition": {"kind": "dirichlet", "alpha": 0.5},
     },
+    "links": {"links": ["peaks:m=7", "peaks:m=28", "mpdd:m=50:bits=1"]},
+    "links by examples": {
+        "links": ["peaks:m=7", "peaks:m=28"],
+        "link_spread": 3.0,
+        "weighting": "examples",
+        "partition": {"kind": "dirichlet", "alpha": 0.5},
+    },
     "memory": {"codec": {"name": "topk", "k": 40, "error_feedback": True}, "clients_per_round": 6},
 }
 
@@ -67,10 +74,10 @@ def serve(config: RunConfig, mosquitto: Mosquitto, name: str) -> MqttFederation:
 def test_the_model_is_that_of_the_local_engine_to_the_bit(mosquitto: Mosquitto, name: str) -> None:
     config = config_of(**CODECS[name])
     clients = [
-        beside(Client(mosquitto.address, name, numbers, prepare=prepare_with(config)).run)
+        beside(Client(mosquitto.address, name.replace(" ", "-"), numbers, prepare=prepare_with(config)).run)
         for numbers in ([0, 2, 3], [1, 4, 5])
     ]
-    federation = serve(config, mosquitto, name)
+    federation = serve(config, mosquitto, name.replace(" ", "-"))
     expected = run_local(config)
     assert model_sha256(federation.flat) == expected
     for client in clients:
