@@ -1,7 +1,7 @@
 """The server of a training of one's own over MQTT: a model as a vector, a codec, and a folder; without PyTorch."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,9 @@ class Server:
         server: the optimiser; by default SGD.
         arrivals: when it steps, and what late updates count for; by default rounds are synchronous.
         mean_bits: with shared keys, step along one update, the mean, with scalars of so many bits.
+        protection: clip and noise of every update, such as {"clip": 1.0, "noise_multiplier": 0.5}; the clients, who
+            draw the noise, can insist on it by a ClientPolicy.
+        error_feedback: whether clients remember what their codec left out.
         robust: how the mean is taken where clients may lie; by default the plain mean.
         shapes: of the model's parameters, for codecs that need them; by default one vector.
         replaces: whether another training of that name may be replaced at the broker.
@@ -80,6 +83,8 @@ class Server:
         server: StepRule | None = None,
         arrivals: Arrivals = SYNCHRONOUS,
         mean_bits: int | None = None,
+        protection: Mapping[str, float] | None = None,
+        error_feedback: bool = False,
         robust: RobustMean | None = None,
         shapes: Sequence[tuple[int, ...]] | None = None,
         replaces: bool = False,
@@ -107,6 +112,8 @@ class Server:
             server=server or StepRule(),
             mean_bits=32 if trims else mean_bits,
             arrivals=arrivals,
+            error_feedback=error_feedback,
+            protection=dict(protection or {}),
             model_sha256=model_sha256(flat),
         )
         if self._terms.d != flat.size:

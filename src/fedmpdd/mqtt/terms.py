@@ -24,6 +24,7 @@ from fedmpdd.wire.bundle import MOST_UPDATES
 
 SGD = StepRule()
 VERSION = 1
+_PROTECTION = ("clip", "noise_multiplier", "scale_grid")
 TAG_BYTES = 4  # of the hash, in every message: enough to tell trainings apart
 LARGEST_TERMS = 2**20
 MOST_CLIENTS = 2**32  # whose numbers take four bytes
@@ -104,6 +105,8 @@ class Terms:
                 "no directions in common, and none to share out; a late update needs a key of its own, "
                 'keys = "sent" or "derived"'
             )
+        if unknown := set(self.protection) - set(_PROTECTION):
+            raise ConfigError(f"protection has {sorted(unknown)}; expected some of {', '.join(_PROTECTION)}")
         self.uplink()
 
     @cached_property

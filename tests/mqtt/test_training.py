@@ -1,0 +1,272 @@
+"""Trainings over a real broker come to the very model that the same rounds come to without one."""
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedmpdd.codecs import Codec
+from fedmpdd.codecs.registry import make_codec
+from fedmpdd.errors import ConfigError, OrderError, RunError
+from fedmpdd.mqtt import Arrivals, Client, Server
+from fedmpdd.server.journal import JOURNAL, JournalReader
+from fedmpdd.server.step import StepRule
+from tests.mqtt.beside import PATIENCE_S, beside
+from tests.mqtt.mosquitto import Mosquitto
+from tests.mqtt.trainings import MODEL, PEAKS, SIGNS, Float32, ServerOnPaper, gradient, make_terms
+
+
+def codec_of(values: dict[str, Any]) -> Codec:
+    return make_codec(values["name"], {key: value for key, value in values.items() if key != "name"})
+
+
+def make_server(broker: str, name: str, folder: Path, rounds: int = 3, **changes: Any) -> Server:
+    values: dict[str, Any] = {"codec": codec_of(PEAKS), "clients": 6, "per_round": 4, "lr": 0.1, "seed": 3}
+    values |= {"shapes": ((6, 40), (10,)), "rounds": rounds, **changes}
+    return Server(broker, name, MODEL, folder=folder, **values)
+
+
+def on_paper(server: Server) -> Float32:
+    """The model that synchronous rounds of this server's terms lead to, without a network."""
+    return ServerOnPaper(server.terms).run(server.terms.rounds).replica.flat  # type: ignore[no-any-return]
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "derived": {},
+    "partitioned": {"keys": "partitioned", "codec": codec_of(SIGNS), "server": StepRule("adam")},
+    "mean": {"keys": "shared", "codec": codec_of({**SIGNS, "bits": 32}), "mean_bits": 8},
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_training_of_ones_own_comes_to_the_model_of_the_same_loop(
+    mosquitto: Mosquitto, tmp_path: Path, name: str
+) -> None:
+    server = make_server(mosquitto.address, name, tmp_path, **SETTINGS[name])
+    clients = [
+        Client(mosquitto.address, name, numbers, gradient, initial=initial)
+        for numbers, initial in (([0, 2, 4], MODEL), ([1, 5], None), ([3], MODEL))
+    ]
+    models = [beside(client.run) for client in clients]
+    notes: list[dict[str, Any]] = []
+    flat = server.run(lambda number, flat, note: notes.append({"round": number, **note}))
+    assert flat.tobytes() == on_paper(server).tobytes()
+    for model in models:
+        assert model.result(PATIENCE_S).tobytes() == flat.tobytes()
+    size = server.terms.session.frame_bytes()
+    assert notes == [{"round": number, "clients": 4, "uplink_bytes": 4 * (2 + size)} for number in range(3)]
+    with JournalReader(tmp_path / JOURNAL) as journal:
+        assert [record.round for record in journal] == [0, 1, 2]
+
+
+def test_a_folder_that_is_done_is_read_and_tells_clients_so(mosquitto: Mosquitto, tmp_path: Path) -> None:
+    client = Client(mosquitto.address, "done", range(6), gradient)
+    waiting = beside(client.run)
+    flat = make_server(mosquitto.address, "done", tmp_path).run()
+    assert waiting.result(PATIENCE_S).tobytes() == flat.tobytes()
+    again = make_server(mosquitto.address, "done", tmp_path)
+    assert again.run().tobytes() == flat.tobytes()
+    late = Client(mosquitto.address, "done", [2], gradient)
+    assert beside(late.run).result(PATIENCE_S).tobytes() == flat.tobytes()
+
+
+# ------------------------------------------------------------------------------------------------ what goes wrong
+
+
+def publish(broker: Mosquitto, messages: list[tuple[str, bytes]], **options: Any) -> None:
+    """Publish as somebody who is no part of a training."""
+    import aiomqtt
+
+    async def send() -> None:
+        async with aiomqtt.Client("127.0.0.1", broker.port, protocol=aiomqtt.ProtocolVersion.V5, **options) as client:
+            for topic, payload in messages:
+                await client.publish(topic, payload, qos=1, retain=True)
+
+    asyncio.run(send())
+
+
+def retained(broker: Mosquitto, topic: str) -> bytes:
+    """What the broker keeps at a topic."""
+    import aiomqtt
+
+    async def read() -> bytes:
+        async with aiomqtt.Client("127.0.0.1", broker.port, protocol=aiomqtt.ProtocolVersion.V5) as client:
+            await client.subscribe(topic, qos=1)
+            async with asyncio.timeout(PATIENCE_S):
+                async for message in client.messages:
+                    return bytes(message.payload)
+        raise AssertionError
+
+    return asyncio.run(read())
+
+
+def test_nonsense_in_every_topic_changes_nothing(mosquitto: Mosquitto, tmp_path: Path) -> None:
+    """While the training goes on; terms apart, which the server alone may write."""
+    name = "nonsense"
+    server = make_server(mosquitto.address, name, tmp_path, rounds=6)
+    topics = [f"fedmpdd/{name}/{topic}" for topic in ("round", "missing", "tail/1", "tail/x", "model/0", "model/9")]
+    topics += [
+        f"fedmpdd/{name}/{kind}/{who}" for kind in ("up", "here") for who in ("0", "3", "7", "x", "-1", "9" * 12)
+    ]
+    topics += [f"fedmpdd/{name}/up/0/1", f"fedmpdd/{name}/else"]
+    nonsense = [(topic, data) for topic in topics for data in (b"x", bytes(40), b"\xff" * 200, b"{}")]
+
+    def disturb(number: int, flat: Float32, note: dict[str, Any]) -> None:
+        publish(mosquitto, nonsense)
+
+    clients = [
+        beside(Client(mosquitto.address, name, [0, 1, 2], gradient, initial=MODEL).run),
+        beside(Client(mosquitto.address, name, [3, 4, 5], gradient).run),
+    ]
+    flat = server.run(disturb)
+    assert flat.tobytes() == on_paper(server).tobytes()
+    assert [client.result(PATIENCE_S).tobytes() for client in clients] == [flat.tobytes()] * 2
+
+
+def test_another_training_of_the_name_is_replaced_only_on_demand(mosquitto: Mosquitto, tmp_path: Path) -> None:
+    name = "kept"
+    first = make_server(mosquitto.address, name, tmp_path / "first")
+    client = beside(Client(mosquitto.address, name, range(6), gradient).run)
+    first.run()
+    client.result(PATIENCE_S)
+    before = [retained(mosquitto, f"fedmpdd/{name}/{topic}") for topic in ("terms", "round", "model/0")]
+    other = make_server(mosquitto.address, name, tmp_path / "second", lr=0.2)
+    with pytest.raises(RunError, match=r"another training named 'kept'; choose another --name, or --replace it"):
+        other.run()
+    assert [retained(mosquitto, f"fedmpdd/{name}/{topic}") for topic in ("terms", "round", "model/0")] == before
+    replacing = make_server(mosquitto.address, name, tmp_path / "second", lr=0.2, replaces=True)
+    result = beside(replacing.run)
+    while retained(mosquitto, f"fedmpdd/{name}/terms") == before[0]:
+        pass
+    client = beside(Client(mosquitto.address, name, range(6), gradient).run)
+    assert result.result(PATIENCE_S).tobytes() == on_paper(replacing).tobytes()
+    assert client.result(PATIENCE_S).tobytes() == on_paper(replacing).tobytes()
+
+
+def test_a_client_of_a_training_that_was_replaced_ends_its_part(mosquitto: Mosquitto, tmp_path: Path) -> None:
+    name = "replaced"
+    begun = threading.Event()
+    client = Client(mosquitto.address, name, [0], gradient, on_round=lambda message: begun.set())
+    waiting = beside(client.run)
+    server = make_server(mosquitto.address, name, tmp_path)  # whose other clients never come
+    publish(mosquitto, [(f"fedmpdd/{name}/terms", server.terms.pack())])
+    rounds = ServerOnPaper(server.terms)
+    from fedmpdd.mqtt.follower import snapshot
+    from fedmpdd.mqtt.messages import pack_parts
+
+    part = pack_parts(0, snapshot(rounds.replica), server.terms)[0]
+    publish(mosquitto, [(f"fedmpdd/{name}/model/0", part), (f"fedmpdd/{name}/round", rounds.packed(0))])
+    assert begun.wait(PATIENCE_S)
+    publish(mosquitto, [(f"fedmpdd/{name}/terms", make_terms(lr=0.5, seed=9).pack())])
+    with pytest.raises(OrderError, match=r"other terms now \(codec, seed, rounds, lr.*start the client anew"):
+        waiting.result(PATIENCE_S)
+
+
+def test_terms_that_no_client_can_keep_are_said_and_the_client_ends(mosquitto: Mosquitto) -> None:
+    wrong = {
+        "version": (b'{"fedmpdd": 2}', "have version 2, this client's 1: install one release"),
+        "foreign": (b'{"temperature": 21}', "none of fedmpdd; name another training, or clear it"),
+        "torn": (b'{"fedmpdd": 1', "cannot be read"),
+    }
+    for name, (data, words) in wrong.items():
+        publish(mosquitto, [(f"fedmpdd/{name}/terms", data)])
+        with pytest.raises(OrderError, match=words):
+            Client(mosquitto.address, name, [0], gradient).run()
+
+
+def test_a_client_that_is_none_of_the_trainings(mosquitto: Mosquitto) -> None:
+    publish(mosquitto, [("fedmpdd/few/terms", make_terms().pack())])
+    with pytest.raises(OrderError, match="client 6 is none of the 6 of training 'few'"):
+        Client(mosquitto.address, "few", [5, 6], gradient).run()
+
+
+def test_another_initial_model_is_refused(mosquitto: Mosquitto) -> None:
+    publish(mosquitto, [("fedmpdd/model/terms", make_terms().pack())])
+    with pytest.raises(OrderError, match="let the client ask for the model"):
+        Client(mosquitto.address, "model", [0], gradient, initial=2 * MODEL).run()
+
+
+@pytest.mark.parametrize("numbers", [[], [1, 1], [-1], [2**32]])
+def test_numbers_that_no_client_has(numbers: list[int]) -> None:
+    with pytest.raises(ConfigError, match="expected different numbers of clients, from 0"):
+        Client("mqtt://localhost", "t", numbers, gradient)
+
+
+def test_no_broker_is_one_line(tmp_path: Path) -> None:
+    pytest.importorskip("aiomqtt", reason="the extra `mqtt` is not installed")
+    from tests.mqtt.mosquitto import free_port
+
+    address = f"mqtt://127.0.0.1:{free_port()}"
+    for run in (make_server(address, "t", tmp_path).run, Client(address, "t", [0], gradient).run):
+        with pytest.raises(RunError, match=rf"^{address} cannot be used: .*; is a broker running there\?.*--broker$"):
+            run()
+
+
+def test_a_client_without_anything_to_compute_is_refused() -> None:
+    with pytest.raises(ConfigError, match="and one of them"):
+        Client("mqtt://localhost", "t", [0])
+
+
+# ------------------------------------------------------------------------------------------- folders of a server
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"lr": 0.2}, "lr differ"),
+        ({"clients": 7}, "clients differ"),
+        ({"codec": codec_of(SIGNS)}, "codec differ"),
+        ({"arrivals": Arrivals(enough=2)}, "arrivals differ"),
+    ],
+)
+def test_a_folder_of_another_training_is_not_gone_on_with(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    make_server("mqtt://localhost", "t", tmp_path)._open()[0].close()
+    with pytest.raises(RunError, match=words):
+        make_server("mqtt://localhost", "t", tmp_path, **changes)
+    assert make_server("mqtt://localhost", "t", tmp_path, seed=None).terms.seed == 3
+
+
+def test_a_journal_without_terms_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / JOURNAL).write_bytes(b"something")
+    with pytest.raises(RunError, match=r"holds a journal and no terms\.json"):
+        make_server("mqtt://localhost", "t", tmp_path)
+
+
+def test_a_server_goes_on_from_any_prefix_of_its_journal(tmp_path: Path) -> None:
+    """Without a broker: the model, and what clients are told of the rounds before."""
+    server = make_server("mqtt://localhost", "t", tmp_path)
+    paper = ServerOnPaper(server.terms)
+    from fedmpdd.mqtt.follower import model_sha256
+    from fedmpdd.mqtt.messages import pack_contributions
+    from fedmpdd.server.journal import Record
+
+    journal, _, past = server._open()
+    assert past == []
+    journal.close()
+    for number in range(3):
+        message = paper.run(1).messages[-1]
+        arrived = pack_contributions(message.contributions, server.terms, number)
+        journal, replica, past = make_server("mqtt://localhost", "t", tmp_path)._open()
+        assert past == paper.messages[:number]
+        assert replica.flat.tobytes() == paper.models[number].tobytes()
+        assert message.bundle is not None
+        journal.append(Record(number, message.bundle, model_sha256(paper.models[-1]), {"arrived": arrived}))
+        journal.close()
+
+
+@pytest.mark.parametrize(
+    "model",
+    [MODEL.astype(np.float64), MODEL[np.newaxis], MODEL * np.nan, [0.0, 1.0]],
+    ids=["float64", "matrix", "NaN", "a list"],
+)
+def test_a_model_that_is_no_vector_of_finite_float32(tmp_path: Path, model: Any) -> None:
+    with pytest.raises(ConfigError, match="expected a vector of finite float32"):
+        Server("mqtt://localhost", "t", model, codec_of(PEAKS), tmp_path, clients=2, rounds=1, lr=0.1)
+
+
+def test_shapes_must_hold_the_model(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="shapes hold 240 parameters, and the model has 250"):
+        make_server("mqtt://localhost", "t", tmp_path, shapes=((6, 40),))
