@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.mqtt.mosquitto import Mosquitto  # noqa: E402
 from fedmpdd.mqtt import Broker, Client  # noqa: E402
-from fedmpdd.mqtt.federation import prepare_with, with_journal  # noqa: E402
+from fedmpdd.mqtt.federation import over_mqtt, prepare_with  # noqa: E402
 from fedmpdd.mqtt.messages import RoundMessage  # noqa: E402
 from fedmpdd.runs.folders import Run  # noqa: E402
 from fedmpdd.server.journal import JOURNAL, JournalReader  # noqa: E402
@@ -61,7 +61,7 @@ def be_clients(address: str, rounds: int, results: Any) -> None:
     def note(message: RoundMessage) -> None:
         tags.setdefault(message.round, set()).add(message.model_tag.hex())
 
-    config = with_journal(load_config("demo", words(rounds)))
+    config = over_mqtt(load_config("demo", words(rounds)))
     numbers = list(range(CLIENTS))
     client = Client(Broker.parse(address), NAME, numbers, prepare=prepare_with(config), on_round=note)
     results.put("ready")
@@ -162,7 +162,7 @@ def undisturbed(rounds: int) -> list[str]:
     """Return the hash of the model after every round of the local engine."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "run"
-        Run.create(folder, with_journal(load_config("demo", words(rounds)))).train()
+        Run.create(folder, over_mqtt(load_config("demo", words(rounds)))).train()
         with JournalReader(folder / JOURNAL) as reader:
             return [record.model_sha256 for record in reader]
 
