@@ -202,7 +202,7 @@ def measure(
 def through_to_the_step(clients: int, seconds: float, reader: str = "lean") -> Row:
     """Updates a second of a server that steps after every 2,000, for about so many seconds."""
     enough = min(2000, clients)
-    rounds = max(5, round(seconds * (5000 if reader == "lean" else 2000) / enough))
+    rounds = max(5, round(seconds * (12_000 if reader == "lean" else 4000) / enough))
     return measure("asynchronous", clients, rounds, enough=enough, ahead=2 * enough, reader=reader)
 
 
