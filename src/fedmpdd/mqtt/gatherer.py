@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedmpdd.codecs import Update
 from fedmpdd.errors import FedmpddError, RunError
@@ -22,6 +23,17 @@ ASK_AGAIN = 5.0  # seconds without news after which those whose update is missin
 MOST_LINES = 5  # of a kind in the log, per round
 
 
+class Drops(Counter[str]):
+    """How many messages did not count, by reason; a few of each are in the log."""
+
+    def note(self, round_number: int, client: int, reason: str) -> None:
+        """Take note of a message that does not count."""
+        kind = reason.split(",")[0]
+        self[kind] += 1
+        if self[kind] <= MOST_LINES:
+            _log.warning("round %s: dropped an update of client %s: %s", round_number, client, reason)
+
+
 class Counted(NamedTuple):
     """What counts of a round.
 
@@ -29,12 +41,14 @@ class Counted(NamedTuple):
         contributions: who, and by how many rounds late.
         updates: one for each.
         nbytes: of what they sent, the two bytes of the round among them.
+        total: the integers that a secure sum came to; there is one update then, the mean of all who contributed.
 
     """
 
     contributions: tuple[Contribution, ...]
     updates: list[Update]
     nbytes: int
+    total: NDArray[np.uint64] | None = None
 
 
 class Gatherer:
@@ -56,7 +70,7 @@ class Gatherer:
         self._counted_now: set[Contribution] = set()  # in the round at work, which is over for them
         self._counted_before: deque[set[Contribution]] = deque(maxlen=terms.arrivals.max_age)
         self._samples: dict[int, frozenset[int]] = {}
-        self.drops: Counter[str] = Counter()  # why updates did not count, since the start
+        self.drops = Drops()  # why updates did not count, since the start
         self.duplicates = 0
         self._problem: str | None = None
 
@@ -130,10 +144,7 @@ class Gatherer:
             self._counted_now = set(contributions)
 
     def _drop(self, client: int, reason: str) -> None:
-        kind = reason.split(",")[0]
-        self.drops[kind] += 1
-        if self.drops[kind] <= MOST_LINES:
-            _log.warning("round %s: dropped an update of client %s: %s", self._round, client, reason)
+        self.drops.note(self._round, client, reason)
 
     def fail(self, problem: str) -> None:
         """End the wait of whoever waits for a round: nothing can come any more."""

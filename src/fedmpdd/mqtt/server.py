@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from fedmpdd.mqtt.rounds import Rounds, message_of
 from fedmpdd.mqtt.terms import Terms
 from fedmpdd.server.journal import JOURNAL, Header, Journal, JournalReader, Record
 from fedmpdd.server.step import StepRule
-from fedmpdd.uplink import Mean, RobustMean, Uplink
+from fedmpdd.uplink import Mean, RobustMean, SecureRounds, Uplink
 from fedmpdd.uplink.arrivals import SYNCHRONOUS, Arrivals
 from fedmpdd.wire.bare import AssignedKeys
 from fedmpdd.wire.bundle import Bundle
@@ -49,6 +50,7 @@ class Server:
         arrivals: when it steps, and what late updates count for; by default rounds are synchronous.
         mean_bits: with shared keys, step along one update, the mean, with scalars of so many bits.
         robust: how the mean is taken where clients may lie; by default the plain mean.
+        secure: updates go into secure sums, of which the server sees nothing else; by default they go alone.
         shapes: of the model's parameters, for codecs that need them; by default one vector.
         replaces: whether another training of that name may be replaced at the broker.
 
@@ -81,6 +83,7 @@ class Server:
         arrivals: Arrivals = SYNCHRONOUS,
         mean_bits: int | None = None,
         robust: RobustMean | None = None,
+        secure: SecureRounds | None = None,
         shapes: Sequence[tuple[int, ...]] | None = None,
         replaces: bool = False,
     ) -> None:
@@ -107,6 +110,7 @@ class Server:
             server=server or StepRule(),
             mean_bits=32 if trims else mean_bits,
             arrivals=arrivals,
+            secure={} if secure is None else asdict(secure),
             model_sha256=model_sha256(flat),
         )
         if self._terms.d != flat.size:
@@ -116,9 +120,14 @@ class Server:
                 f"{self._folder} holds another training: {', '.join(differ)} differ; give what it began with, or "
                 "choose another folder"
             )
+        if robust is not None and secure is not None:
+            raise ConfigError("secure with robust: nobody sees single updates, by which one tells liars; leave one out")
         self._initial = flat.copy()
         codec = self._terms.session.codec
-        self._uplink = Uplink(codec, self._terms.d, keys, mean_bits=mean_bits, robust=robust)
+        # Of a secure sum the mean comes as one update.
+        self._uplink = Uplink(
+            codec, self._terms.d, keys, mean_bits=None if secure is not None else mean_bits, robust=robust
+        )
         self._rounds = Rounds(
             Broker.parse(broker) if isinstance(broker, str) else broker, name, self._terms, replaces=replaces
         )
@@ -204,7 +213,7 @@ class Server:
             raise GradientError(f"the step of round {number} makes the model infinite; lower lr")
         bundle = (Bundle() if mean is None else mean.bundle()).pack()
         sha256 = model_sha256(replica.flat)
-        note = {"round": number, "clients": len(counted.updates), "uplink_bytes": counted.nbytes}
+        note = {"round": number, "clients": len(counted.contributions), "uplink_bytes": counted.nbytes}
         arrived = pack_contributions(counted.contributions, self._terms, number)
         journal.append(Record(number, bundle, sha256, {**note, "arrived": arrived}))
         return message_of(number + 1, sha256, bundle, counted.contributions), note

@@ -15,7 +15,7 @@ from fedmpdd.documents import is_count, parse_json
 from fedmpdd.errors import ConfigError, FedmpddError, OrderError
 from fedmpdd.server.replica import Replica
 from fedmpdd.server.step import CONSTANT, OPTIMISERS, SCHEDULES, Schedule, Step, StepRule
-from fedmpdd.uplink import ErrorFeedback, Protection, Uplink
+from fedmpdd.uplink import ErrorFeedback, Protection, SecureRounds, Uplink
 from fedmpdd.uplink.arrivals import SYNCHRONOUS, Arrivals
 from fedmpdd.uplink.policy import Order
 from fedmpdd.wire.bare import WAYS, AssignedKeys, BareSession
@@ -47,6 +47,7 @@ class Terms:
         arrivals: when the server steps, and what late updates count for.
         error_feedback: whether clients remember what their codec left out.
         protection: clip and noise of each update, as a table; empty for none.
+        secure: the arguments of SecureRounds, as a table, where updates go into secure sums; empty where they go alone.
         model_sha256: of the initial model.
 
     Example:
@@ -71,6 +72,7 @@ class Terms:
     arrivals: Arrivals = SYNCHRONOUS
     error_feedback: bool = False
     protection: dict[str, float] = field(default_factory=dict)
+    secure: dict[str, Any] = field(default_factory=dict)
     model_sha256: str = ""
 
     def __post_init__(self) -> None:
@@ -94,6 +96,37 @@ class Terms:
                 'keys = "sent" or "derived"'
             )
         self.uplink()
+        if self.sums is not None:
+            self._check_sums(self.sums)
+
+    @property
+    def sums(self) -> SecureRounds | None:
+        """The settings of the rounds' secure sums; None where updates go alone."""
+        return SecureRounds(**self.secure) if self.secure else None
+
+    def _check_sums(self, sums: SecureRounds) -> None:
+        changes = bool(self.protection) or self.error_feedback
+        sums.check_parts(self.session.codec, self.keys, weighting="equal", robust=False, changes=changes)
+        try:
+            sums.check(self.per_round)
+        except ConfigError as error:
+            raise ConfigError(f"secure.{error}") from None
+        if self.arrivals.max_age:
+            raise ConfigError(
+                f"arrivals.max_age = {self.arrivals.max_age} with secure: masks cancel among the clients of one round, "
+                "so that nothing can be added to a later sum; set max_age = 0"
+            )
+        threshold = sums.threshold(self.per_round)
+        if self.arrivals.target(self.per_round) < threshold:
+            raise ConfigError(
+                f"arrivals.enough = {self.arrivals.enough} with secure: a sum takes {threshold} of "
+                f"{self.per_round} clients; raise it, or secure.dropouts"
+            )
+
+    @property
+    def has_one_update(self) -> bool:
+        """Whether one update, the mean, stands for those of a round's clients."""
+        return self.mean_bits is not None or bool(self.secure)
 
     @cached_property
     def d(self) -> int:
@@ -122,7 +155,8 @@ class Terms:
     def order(self, round_number: int) -> Order:
         """Return what these terms ask of an update, for a policy. Whoever has the terms has its key."""
         codec = self.session.codec_at(round_number)
-        return Order(codec, NO_KEY if codec.noise_from_key else None, self.protection)
+        key = NO_KEY if codec.noise_from_key else None
+        return Order(codec, key, self.protection, secure=self.secure)
 
     def sample(self, round_number: int) -> NDArray[np.int64]:
         """Return the clients that are asked in a round, in order: those of the local engine with this seed."""
@@ -150,7 +184,9 @@ class Terms:
     def bundle_codec(self, round_number: int) -> Codec:
         """Return the codec of the updates in a round's bundle: the clients' own, or that of their mean."""
         codec = self.session.codec_at(round_number)
-        return codec if self.mean_bits is None else codec.along_directions().with_bits(self.mean_bits)
+        if not self.has_one_update or codec.scalar_codec is None:
+            return codec
+        return codec.along_directions().with_bits(self.mean_bits or 32)
 
     # ------------------------------------------------------------------------------------------------- as bytes
 
@@ -202,7 +238,7 @@ def _typed(values: dict[str, Any]) -> dict[str, Any]:
     shapes = values["shapes"]
     if not isinstance(shapes, list) or not all(isinstance(one, list) and all(map(is_count, one)) for one in shapes):
         raise ValueError(f"shapes = {shapes!r:.60}, expected lists of whole numbers")
-    for name in ("codec", "protection", "server", "schedule", "arrivals"):
+    for name in ("codec", "protection", "secure", "server", "schedule", "arrivals"):
         if not isinstance(values[name], dict):
             raise ValueError(f"{name} = {values[name]!r:.40}, expected a table")
     if values["keys"] not in WAYS or not isinstance(values["error_feedback"], bool):
