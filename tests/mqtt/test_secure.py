@@ -20,7 +20,8 @@ pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from fedmpdd.codecs import MPDD
 from fedmpdd.errors import ConfigError, OrderError, RunError, SecureSumError
-from fedmpdd.mqtt import Client, Server
+from fedmpdd.mqtt import Broker, Client, Server
+from fedmpdd.mqtt.connection import Connection
 from fedmpdd.mqtt.follower import model_sha256
 from fedmpdd.mqtt.gatherer import Counted
 from fedmpdd.mqtt.messages import Contribution
@@ -43,7 +44,7 @@ from fedmpdd.simulation.secure import SummedUplink
 from fedmpdd.uplink import SecureRounds
 from fedmpdd.uplink.arrivals import Arrivals
 from fedmpdd.uplink.policy import ClientPolicy
-from tests.mqtt.mosquitto import Mosquitto
+from tests.mqtt.mosquitto import Mosquitto, need_mosquitto
 from tests.mqtt.summand import CLIENTS, MODEL, TARGETS, D, gradient
 from tests.simulation.test_cuda import images
 
@@ -457,7 +458,7 @@ def test_terms_with_sums_come_back_as_they_went() -> None:
 # ------------------------------------------------------------------------------------------------ over a broker
 
 
-def start_clients(broker: str, name: str, numbers: Sequence[int], **options: Any) -> threading.Thread:
+def start_clients(broker: Broker | str, name: str, numbers: Sequence[int], **options: Any) -> threading.Thread:
     client = Client(broker, name, numbers, gradient=options.pop("gradient", gradient), initial=MODEL, **options)
 
     def run() -> None:
@@ -469,10 +470,11 @@ def start_clients(broker: str, name: str, numbers: Sequence[int], **options: Any
     return thread
 
 
-def make_server(broker: Mosquitto, name: str, folder: Path, **changes: Any) -> Server:
+def make_server(broker: Mosquitto | Broker, name: str, folder: Path, **changes: Any) -> Server:
     values: dict[str, Any] = {"clients": CLIENTS, "rounds": 2, "lr": 0.1, "seed": 7, "keys": "shared", "secure": QUIET}
     codec = changes.pop("codec", MPDD(M, family="hadamard"))
-    return Server(broker.address, name, MODEL, codec, folder, **{**values, **changes})
+    address = broker if isinstance(broker, Broker) else broker.address
+    return Server(address, name, MODEL, codec, folder, **{**values, **changes})
 
 
 def is_masked(data: bytes) -> bool:
@@ -509,27 +511,24 @@ def test_ten_clients_of_whom_two_vanish(
 
     monkeypatch.setattr(SumGatherer, "receive", spy)
     ends: dict[int, Callable[[], Any]] = {}
+    is_over = threading.Event()
 
     def vanishing(number: int) -> threading.Thread:
         def compute(flat: Float32, round_number: int, client: int) -> Float32:
             if client == 8:
                 computes.set()
-                raise SecureSumError("gone")  # and nothing of it is sent: see below
+                is_over.wait()  # for longer than its connection lives
             return gradient(flat, round_number, client)
 
         client = Client(mosquitto.address, name, [number], gradient=compute, initial=MODEL)
 
         async def work() -> None:
-            task = asyncio.current_task()
+            task, loop = asyncio.current_task(), asyncio.get_running_loop()
             assert task is not None
-            loop = asyncio.get_running_loop()
             ends[number] = lambda: loop.call_soon_threadsafe(task.cancel)
-            if number == 8:
-                client._publish_soon = lambda sending: sending.close() if computes.is_set() else keep(sending)  # type: ignore[method-assign]
             with suppress(asyncio.CancelledError):
                 await client.take_part()
 
-        keep = client._publish_soon
         thread = threading.Thread(target=lambda: asyncio.run(work()), daemon=True)
         thread.start()
         return thread
@@ -541,6 +540,7 @@ def test_ten_clients_of_whom_two_vanish(
         assert masked.wait(20)
         ends[8]()
         ends[9]()
+        is_over.set()
 
     ending = threading.Thread(target=end)
     ending.start()
@@ -582,7 +582,6 @@ def test_a_server_of_ones_own_steps_along_the_sums_and_clients_follow(
 @pytest.mark.parametrize("bits", [None, 8])
 def test_the_model_is_the_local_engines(mosquitto: Mosquitto, tmp_path: Path, bits: int | None) -> None:
     """To the bit: sums of integers are exact, whoever adds them."""
-    from fedmpdd.mqtt.broker import Broker
     from fedmpdd.mqtt.federation import FederationEncoder, MqttFederation
 
     values: dict[str, Any] = {"model": "logistic", "clients": 10, "batch": 4, "lr": 0.05, "rounds": 3, "device": "cpu"}
@@ -671,6 +670,49 @@ def test_ten_processes_of_whom_two_are_killed_and_come_back(
     for number, (counted, flat) in enumerate(zip(totals, [MODEL, models[0]], strict=True)):
         assert counted.total is not None
         assert counted.total.tolist() == simulated_sum(server.terms, stayed[number], number, flat)
+
+
+def test_a_client_reads_no_message_for_another(tmp_path: Path, totals: list[Counted]) -> None:
+    """By the lines of docs/secure-sum.md, and those of the training that a sum needs."""
+    need_mosquitto()
+    lines = [
+        "user server",
+        "topic readwrite fedmpdd/#",
+        "pattern read fedmpdd/+/sum",
+        "pattern read fedmpdd/+/to/%u",
+        "pattern write fedmpdd/+/up/%u",
+        *(f"pattern read fedmpdd/+/{one}" for one in ("terms", "round", "missing", "tail/+", "model/+")),
+        "pattern write fedmpdd/+/here/%u",
+    ]
+    (tmp_path / "acl").write_text("\n".join(lines) + "\n")
+    broker = Mosquitto(tmp_path, ["allow_anonymous true", f"acl_file {tmp_path / 'acl'}"])
+    heard: list[str] = []
+    listener = Connection(
+        Broker("127.0.0.1", broker.port, username="5"),
+        "listener",
+        ["fedmpdd/acl/#", "fedmpdd/acl/to/+", "fedmpdd/acl/to/3"],
+        lambda topic, payload: heard.append(topic),
+    )
+    try:
+        clients = Broker("127.0.0.1", broker.port, username="{client}")
+        thread = start_clients(clients, "acl", range(CLIENTS))
+        loop = asyncio.new_event_loop()
+        listening = threading.Thread(target=lambda: loop.run_until_complete(_listen(listener)), daemon=True)
+        listening.start()
+        wait_for(lambda: listener.count == 1, "that the listener is connected")
+        server = Broker("127.0.0.1", broker.port, username="server")
+        make_server(server, "acl", tmp_path / "run").run()
+        thread.join(20)
+    finally:
+        broker.stop()
+    assert [len(counted.contributions) for counted in totals] == [CLIENTS, CLIENTS]
+    assert "fedmpdd/acl/to/5" in heard
+    assert {topic for topic in heard if "/to/" in topic or "/up/" in topic} == {"fedmpdd/acl/to/5"}
+
+
+async def _listen(listener: Connection) -> None:
+    with suppress(RunError):
+        await asyncio.wait_for(listener.run(), 20)
 
 
 def test_a_broker_that_is_killed_in_the_middle_of_a_sum_is_got_over(
