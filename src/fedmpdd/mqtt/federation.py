@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedmpdd.directions import Key
 from fedmpdd.errors import ConfigError
 from fedmpdd.mqtt.broker import Broker
 from fedmpdd.mqtt.client import Prepare
@@ -60,8 +61,6 @@ class MqttFederation(Federation):
 
     def _check_engine(self) -> None:
         config = self.config
-        if config.secure is not None:
-            raise ConfigError("secure sums take several messages of each client, which this engine does not carry yet")
         if config.source == "losses":
             raise ConfigError(f"codec {config.codec.name!r} sends losses, which this engine's clients do not compute")
         if self._statistics is not None:
@@ -86,18 +85,26 @@ class MqttFederation(Federation):
             examples = [float(self.partition.examples_of(one.client).size) for one in contributions]
         answered = plan._replace(
             present=np.array([one.client for one in contributions], np.int64),
-            keys=[update.key for update in counted.updates],
+            keys=[self._terms.key(plan.round - one.age, one.client) for one in contributions],
             weights=weights_of(contributions, self._terms, examples),
             arrived=pack_contributions(contributions, self._terms, plan.round),
         )
-        uploads = None
-        if counted.updates:
-            uploads = self._uploads_of(counted, plan.round)
+        uploads = self._uploads_of(counted, plan.round, answered.keys)
         nothing = Computed(None, torch.full((len(contributions),), torch.nan))
-        return Answers(answered, uploads, nothing, self._clock() - begun, 0.0)
+        vain_bytes = counted.nbytes if uploads is None else 0
+        return Answers(answered, uploads, nothing, self._clock() - begun, 0.0, vain_bytes)
 
-    def _uploads_of(self, counted: Counted, number: int) -> Uploads | MixedUploads:
-        """The updates of a round as what clients sent, with the bytes that they really sent."""
+    def _uploads_of(self, counted: Counted, number: int, keys: list[Key]) -> Any:
+        """The updates of a round as the uplink takes them, with the bytes that were sent; None where none came."""
+        if not counted.updates:
+            return None
+        secure = self.config.secure
+        if counted.total is not None and secure is not None:
+            from fedmpdd.secure_sum import Ring  # needs a package that others do not
+            from fedmpdd.simulation.secure import SecureUploads
+
+            payload_bytes = len(keys) * Ring(secure.ring_bits).nbytes(len(counted.total))
+            return SecureUploads(counted.total[np.newaxis], tuple(keys), counted.nbytes, payload_bytes)
         if self.config.links:
             mixed: MixedUploads = self._uplink.uploads_of(counted.updates, number)
             parts = [
@@ -198,6 +205,7 @@ def terms_of(federation: Federation) -> Terms:
         protection={key: value for key, value in given.items() if value is not None},
         links=tuple(tables) if config.links else (),
         link_spread=config.link_spread,
+        secure={} if config.secure is None else asdict(config.secure),
         model_sha256=federation.journal_header.model_sha256,
     )
 
@@ -211,6 +219,12 @@ class FederationEncoder:
     def updates(self, round_number: int, flat: NDArray[np.float32], clients: Sequence[int]) -> list[bytes]:
         """See fedmpdd.mqtt.client.Encoder."""
         return [payload_of(update) for update in self._federation.updates_of(round_number, flat, clients)]
+
+    def elements(
+        self, round_number: int, flat: NDArray[np.float32], clients: Sequence[int]
+    ) -> list[NDArray[np.uint64]]:
+        """See fedmpdd.mqtt.secure_client.SumEncoder."""
+        return self._federation.elements_of(round_number, flat, clients)
 
 
 def prepare_with(config: RunConfig, data_dir: Path | None = None) -> Prepare:

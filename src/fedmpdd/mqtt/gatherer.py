@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedmpdd.codecs import Codec, Update
 from fedmpdd.errors import FedmpddError, RunError
@@ -25,6 +26,26 @@ MOST_LINES = 5  # of a kind in the log, per round
 _NUMBER = re.compile(r"\d[\d.,e+-]*", re.ASCII)
 
 
+class Drops(Counter[str]):
+    """How many messages did not count, by reason; a few of each are in the log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines: Counter[str] = Counter()  # of a round in the log
+
+    def begin(self) -> None:
+        """Begin another round, with lines of its own in the log."""
+        self._lines.clear()
+
+    def note(self, round_number: int, client: int, reason: str) -> None:
+        """Take note of a message that does not count."""
+        kind = _NUMBER.sub("…", reason.split(",")[0])  # who sends nonsense does not choose how many kinds there are
+        self[kind] += 1
+        self._lines[kind] += 1
+        if self._lines[kind] <= MOST_LINES:
+            _log.warning("round %s: dropped an update of client %s: %s", round_number, client, reason)
+
+
 class Counted(NamedTuple):
     """What counts of a round.
 
@@ -32,12 +53,14 @@ class Counted(NamedTuple):
         contributions: who, and by how many rounds late.
         updates: one for each.
         nbytes: of what they sent, the two bytes of the round among them.
+        total: the integers that a secure sum came to; there is one update then, the mean of all who contributed.
 
     """
 
     contributions: tuple[Contribution, ...]
     updates: list[Update]
     nbytes: int
+    total: NDArray[np.uint64] | None = None
 
 
 class Gatherer:
@@ -61,8 +84,7 @@ class Gatherer:
         self._target = 1
         self._samples: dict[int, frozenset[int]] = {}
         self._codecs: dict[int, dict[int, Codec]] = {}  # of the rounds that may be answered, by the bytes of an update
-        self.drops: Counter[str] = Counter()  # why updates did not count, since the start
-        self._lines: Counter[str] = Counter()  # of this round in the log
+        self.drops = Drops()  # why updates did not count, since the start
         self.duplicates = 0
         self._problem: str | None = None
 
@@ -73,7 +95,7 @@ class Gatherer:
             most = self.terms.arrivals.max_age
             self._counted_before.append(self._counted_now)
             self._counted_now = set()
-            self._lines.clear()
+            self.drops.begin()
             self._pending = {
                 Contribution(one.client, one.age + aged): data
                 for one, data in self._pending.items()
@@ -143,11 +165,7 @@ class Gatherer:
             self._counted_now = set(contributions)
 
     def _drop(self, client: int, reason: str) -> None:
-        kind = _NUMBER.sub("…", reason.split(",")[0])  # who sends nonsense does not choose how many kinds there are
-        self.drops[kind] += 1
-        self._lines[kind] += 1
-        if self._lines[kind] <= MOST_LINES:
-            _log.warning("round %s: dropped an update of client %s: %s", self._round, client, reason)
+        self.drops.note(self._round, client, reason)
 
     def fail(self, problem: str) -> None:
         """End the wait of whoever waits for a round: nothing can come any more."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedmpdd.codecs import Codec, Update
+from fedmpdd.codecs import NO_KEY, Codec, Update
 from fedmpdd.directions import Key, round_seed
 from fedmpdd.errors import (
     ContentError,
@@ -149,7 +149,7 @@ def _short(kind: int, bundle: bytes, contributions: Sequence[Contribution], term
 
 def _payload_bytes(kind: int, contributions: Sequence[Contribution], terms: Terms, number: int) -> int | None:
     codec = terms.bundle_codec(number)
-    if not contributions or (kind == _MEAN) != (terms.mean_bits is not None) or not isinstance(codec, Codec):
+    if not contributions or (kind == _MEAN) != terms.has_one_update or not isinstance(codec, Codec):
         return None
     size = codec.bytes_per_update(terms.d)
     return size if kind == _MEAN else size * len(contributions)
@@ -178,7 +178,7 @@ def _rebuilt(kind: int, body: bytes, contributions: Sequence[Contribution], term
 
 def _keys(kind: int, contributions: Sequence[Contribution], terms: Terms, number: int) -> list[Key]:
     if kind == _MEAN:
-        return [Key(round_seed(terms.seed, number))]
+        return [Key(round_seed(terms.seed, number)) if terms.session.codec.needs_key else NO_KEY]
     if terms.keys == "partitioned":
         seed, clients = round_seed(terms.seed, number), [one.client for one in contributions]
         return [Key(seed, int(slot)) for slot in np.searchsorted(terms.sample(number), clients)]

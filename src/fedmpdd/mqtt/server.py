@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from fedmpdd.mqtt.rounds import Rounds, message_of
 from fedmpdd.mqtt.terms import Terms
 from fedmpdd.server.journal import JOURNAL, Header, Journal, JournalReader, Record
 from fedmpdd.server.step import StepRule
-from fedmpdd.uplink import AnyMean, MixedUplink, RobustMean, Uplink
+from fedmpdd.uplink import AnyMean, MixedUplink, RobustMean, SecureRounds, Uplink
 from fedmpdd.uplink.arrivals import SYNCHRONOUS, Arrivals
 from fedmpdd.wire.bare import AssignedKeys
 from fedmpdd.wire.bundle import Bundle
@@ -54,6 +55,7 @@ class Server:
         error_feedback: whether clients remember what their codec left out.
         link_spread: how several codecs are weighed: "middle", "inf" for equal weights, or a number.
         robust: how the mean is taken where clients may lie; by default the plain mean.
+        secure: updates go into secure sums, of which the server sees nothing else; by default they go alone.
         shapes: of the model's parameters, for codecs that need them; by default one vector.
         replaces: whether another training of that name may be replaced at the broker.
 
@@ -89,6 +91,7 @@ class Server:
         error_feedback: bool = False,
         link_spread: float | str = "middle",
         robust: RobustMean | None = None,
+        secure: SecureRounds | None = None,
         shapes: Sequence[tuple[int, ...]] | None = None,
         replaces: bool = False,
     ) -> None:
@@ -122,6 +125,7 @@ class Server:
             arrivals=arrivals,
             error_feedback=error_feedback,
             protection=dict(protection or {}),
+            secure={} if secure is None else asdict(secure),
             model_sha256=model_sha256(flat),
         )
         if self._terms.d != flat.size:
@@ -131,9 +135,12 @@ class Server:
                 f"{self._folder} holds another training: {', '.join(differ)} differ; give what it began with, or "
                 "choose another folder"
             )
+        if robust is not None and secure is not None:
+            raise ConfigError("secure with robust: nobody sees single updates, by which one tells liars; leave one out")
         self._initial = flat.copy()
+        bits = None if secure is not None else mean_bits  # of a secure sum the mean comes as one update
         uplinks = [
-            Uplink(session.codec, self._terms.d, keys, mean_bits=mean_bits, robust=robust)
+            Uplink(session.codec, self._terms.d, keys, mean_bits=bits, robust=robust)
             for session in self._terms.sessions
         ]
         self._uplink = uplinks[0]
@@ -223,7 +230,7 @@ class Server:
             raise GradientError(f"the step of round {number} makes the model infinite; lower lr")
         bundle = (Bundle() if mean is None else mean.bundle()).pack()
         sha256 = model_sha256(replica.flat)
-        note = {"round": number, "clients": len(counted.updates), "uplink_bytes": counted.nbytes}
+        note = {"round": number, "clients": len(counted.contributions), "uplink_bytes": counted.nbytes}
         arrived = pack_contributions(counted.contributions, self._terms, number)
         journal.append(Record(number, bundle, sha256, {**note, "arrived": arrived}))
         return message_of(number + 1, sha256, bundle, counted.contributions), note

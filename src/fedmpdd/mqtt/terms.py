@@ -16,7 +16,15 @@ from fedmpdd.documents import check_number, is_count, is_number, parse_json
 from fedmpdd.errors import ConfigError, FedmpddError, OrderError
 from fedmpdd.server.replica import Replica
 from fedmpdd.server.step import CONSTANT, OPTIMISERS, SCHEDULES, Schedule, Step, StepRule
-from fedmpdd.uplink import ErrorFeedback, Protection, Uplink, check_links, client_weights
+from fedmpdd.uplink import (
+    ErrorFeedback,
+    Protection,
+    SecureRounds,
+    Uplink,
+    check_links,
+    check_memory,
+    client_weights,
+)
 from fedmpdd.uplink.arrivals import SYNCHRONOUS, Arrivals
 from fedmpdd.uplink.policy import Order
 from fedmpdd.wire.bare import WAYS, AssignedKeys, BareSession
@@ -57,6 +65,7 @@ class Terms:
         links: the codecs of clients with different links, as tables; client i has that of link i mod their number,
             unless it says another. Empty where all have `codec`.
         link_spread: how links are weighed: "middle", "inf" for equal weights, or a number. See fedmpdd.uplink.mixed.
+        secure: the arguments of SecureRounds, as a table, where updates go into secure sums; empty where they go alone.
         model_sha256: of the initial model.
 
     Example:
@@ -83,6 +92,7 @@ class Terms:
     protection: dict[str, float] = field(default_factory=dict)
     links: tuple[dict[str, Any], ...] = ()
     link_spread: float | str = "middle"
+    secure: dict[str, Any] = field(default_factory=dict)
     model_sha256: str = ""
 
     def __post_init__(self) -> None:
@@ -117,6 +127,39 @@ class Terms:
             self._check_links()
         for link in range(len(self.sessions)):
             self.uplink(link)
+        if self.sums is not None:
+            self._check_sums(self.sums)
+
+    @property
+    def sums(self) -> SecureRounds | None:
+        """The settings of the rounds' secure sums; None where updates go alone."""
+        return SecureRounds(**self.secure) if self.secure else None
+
+    def _check_sums(self, sums: SecureRounds) -> None:
+        codec = self.session.codec
+        sums.check_parts(codec, self.keys, weighting="equal", robust=False, protects=bool(self.protection))
+        if self.error_feedback:
+            check_memory(codec, has_gradient=True, hidden=True)
+        try:
+            sums.check(self.per_round)
+        except ConfigError as error:
+            raise ConfigError(f"secure.{error}") from None
+        if self.arrivals.max_age:
+            raise ConfigError(
+                f"arrivals.max_age = {self.arrivals.max_age} with secure: masks cancel among the clients of one round, "
+                "so that nothing can be added to a later sum; set max_age = 0"
+            )
+        threshold = sums.threshold(self.per_round)
+        if self.arrivals.target(self.per_round) < threshold:
+            raise ConfigError(
+                f"arrivals.enough = {self.arrivals.enough} with secure: a sum takes {threshold} of "
+                f"{self.per_round} clients; raise it, or secure.dropouts"
+            )
+
+    @property
+    def has_one_update(self) -> bool:
+        """Whether one update, the mean, stands for those of a round's clients."""
+        return self.mean_bits is not None or bool(self.secure)
 
     @cached_property
     def d(self) -> int:
@@ -124,7 +167,7 @@ class Terms:
         return sum(int(np.prod(shape)) for shape in self.shapes)
 
     def _check_links(self) -> None:
-        check_links(self.keys)
+        check_links(self.keys, sums=bool(self.secure))
         if isinstance(self.link_spread, str) and self.link_spread not in ("middle", "inf"):
             raise ConfigError(f'link_spread = {self.link_spread!r}: expected "middle", "inf" or a number, 0 or more')
         lengths = [session.frame_bytes() for session in self.sessions]
@@ -174,7 +217,8 @@ class Terms:
     def order(self, round_number: int) -> Order:
         """Return what these terms ask of an update, for a policy. Whoever has the terms has its key."""
         codec = self.session.codec_at(round_number)
-        return Order(codec, NO_KEY if codec.noise_from_key else None, self.protection)
+        key = NO_KEY if codec.noise_from_key else None
+        return Order(codec, key, self.protection, secure=self.secure)
 
     def sample(self, round_number: int) -> NDArray[np.int64]:
         """Return the clients that are asked in a round, in order: those of the local engine with this seed."""
@@ -204,7 +248,9 @@ class Terms:
         if self.links:
             return tuple(session.codec_at(round_number) for session in self.sessions)
         codec = self.session.codec_at(round_number)
-        return codec if self.mean_bits is None else codec.along_directions().with_bits(self.mean_bits)
+        if not self.has_one_update or codec.scalar_codec is None:
+            return codec
+        return codec.along_directions().with_bits(self.mean_bits or 32)
 
     # ------------------------------------------------------------------------------------------------- as bytes
 
@@ -256,7 +302,7 @@ def _typed(values: dict[str, Any]) -> dict[str, Any]:
     shapes = values["shapes"]
     if not isinstance(shapes, list) or not all(isinstance(one, list) and all(map(is_count, one)) for one in shapes):
         raise ValueError(f"shapes = {shapes!r:.60}, expected lists of whole numbers")
-    for name in ("codec", "protection", "server", "schedule", "arrivals"):
+    for name in ("codec", "protection", "secure", "server", "schedule", "arrivals"):
         if not isinstance(values[name], dict):
             raise ValueError(f"{name} = {values[name]!r:.40}, expected a table")
     if values["keys"] not in WAYS or not isinstance(values["error_feedback"], bool):

@@ -31,7 +31,16 @@ from fedmpdd.tasks.data import Dataset, Partition
 from fedmpdd.tasks.objective import Objective
 from fedmpdd.tasks.task import Task
 from fedmpdd.torch.step import TorchStep
-from fedmpdd.uplink import AnyMean, ErrorFeedback, MixedMemory, MixedUplink, Uplink
+from fedmpdd.uplink import (
+    AnyMean,
+    ErrorFeedback,
+    MixedMemory,
+    MixedUplink,
+    MixedUploads,
+    SystemNoise,
+    Uplink,
+    Uploads,
+)
 from fedmpdd.uplink.arrivals import SYNCHRONOUS
 from fedmpdd.wire.bundle import Bundle
 
@@ -99,6 +108,7 @@ class Answers(NamedTuple):
     computed: Computed
     gradient_s: float
     encode_s: float
+    vain_bytes: int = 0  # of a round that came to nothing
 
 
 class Federation:
@@ -210,7 +220,7 @@ class Federation:
         gradient_s = encode_s = decode_s = 0.0
         uploads: Any = None
         if len(plan.keys) >= self._fewest:
-            plan, uploads, computed, gradient_s, encode_s = yield from self._upload(plan)  # lines 6 to 11
+            plan, uploads, computed, gradient_s, encode_s, uplink_bytes = yield from self._upload(plan)  # lines 6 to 11
             losses = computed.losses
             with reproducible_arithmetic(config):
                 beside = self._take_statistics(computed.statistics, plan.weights)
@@ -322,32 +332,52 @@ class Federation:
             One update for each, in the order of their numbers.
 
         """
+        plan, computed = self._compute_for(round_number, flat, clients)
+        uploads: Uploads | MixedUploads = self._encode_for(computed, plan, slice(None))
+        return uploads.updates()
+
+    def elements_of(
+        self, round_number: int, flat: NDArray[np.float32], clients: Sequence[int]
+    ) -> list[NDArray[np.uint64]]:
+        """Return what some clients add to a secure sum, not yet masked; noise is drawn as in `updates_of`.
+
+        Args:
+            round_number: as in `updates_of`, and so are flat and clients.
+            flat: the model [d].
+            clients: their numbers.
+
+        Returns:
+            Integers for each, in the order of their numbers.
+
+        """
+        plan, computed = self._compute_for(round_number, flat, clients)
+        # Each by itself: of several at once, the first has the noise of all.
+        return [self._encode_for(computed, plan, slice(i, i + 1)).elements[0] for i in range(len(plan.keys))]
+
+    def _compute_for(
+        self, round_number: int, flat: NDArray[np.float32], clients: Sequence[int]
+    ) -> "tuple[Plan, Computed]":
+        """What some clients encode in a round that starts from this model."""
         self._server.flat, self._server.next_round = flat, round_number
         with reproducible_arithmetic(self.config):
             plan = self._plan_of(round_number)
             plan = plan.part([place for place, client in enumerate(plan.present) if int(client) in set(clients)])
-        computed = answered(self._compute(plan))
+        return plan, answered(self._compute(plan))
+
+    def _encode_for(self, computed: Computed, plan: "Plan", group: slice) -> Any:
+        """What those of a group send, with noise that nobody can repeat."""
         try:
             with reproducible_arithmetic(self.config):
-                uploads = self._encode(computed.rows, plan, is_private=True)
+                return self._encode(computed.rows[group], plan.part(group), is_private=True)
         except GradientError as error:
             raise self._cause_of(error, computed) from None
-        if not self.config.links:
-            updates: list[Update] = uploads.batch.updates()
-            return updates
-        by_place = {
-            place: update
-            for part, places in zip(uploads.parts, uploads.places, strict=True)
-            if part is not None
-            for place, update in zip(places, part.batch.updates(), strict=True)
-        }
-        return [by_place[place] for place in range(len(plan.keys))]
 
     def _encode(
         self, computed: Tensor | NDArray[np.float64] | list[Any], plan: "Plan", *, is_private: bool = False
     ) -> Any:
-        repeatable = self._noisy and not is_private
-        noise = sampling.noise_sources(self.config, plan.round, plan.present) if repeatable else None
+        noise: list[Any] | None = [SystemNoise() for _ in plan.keys] if is_private else None
+        if self._noisy and not is_private:
+            noise = list(sampling.noise_sources(self.config, plan.round, plan.present))
         if isinstance(computed, list):
             return self._uplink.encode_scalars(plan.round, computed, plan.keys, plan.present.tolist(), noise)
         if not isinstance(computed, Tensor):

@@ -280,6 +280,16 @@ class MixedUploads:
         """Scale and scalars alone, all clients together."""
         return sum(part.payload_bytes for part in self.parts if part is not None)
 
+    def updates(self) -> list[Update]:
+        """Return the updates, in the order of their clients."""
+        by_place = {
+            place: update
+            for part, places in zip(self.parts, self.places, strict=True)
+            if part is not None
+            for place, update in zip(places, part.updates(), strict=True)
+        }
+        return [by_place[place] for place in sorted(by_place)]
+
     @classmethod
     def joined(cls, groups: "Sequence[MixedUploads]") -> "MixedUploads":
         """Return what several groups of clients sent as one, the clients in the order of the groups."""
