@@ -3,7 +3,9 @@
 import logging
 import multiprocessing
 import os
+import signal
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -25,6 +27,7 @@ TEXT = "peaks:m=14"
 NAME = "load"
 WARM_UP = 2  # rounds that do not count
 SPARE_FILES = 500
+STOP_AFTER_S, STOP_S = 0.1, 3.0  # how long after a round began a server stands still, and for how long
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ class Lines(logging.Handler):
 
 
 def _server_process(
-    address: str, folder: str, options: dict[str, Any], reader: str, profile: str | None, say: Any
+    address: str, folder: str, options: dict[str, Any], reader: str, stops: bool, profile: str | None, say: Any
 ) -> None:
     """Be the server, and say how each round went."""
     lines = Lines()
@@ -99,8 +102,14 @@ def _server_process(
         **options,
     )
 
+    def stop() -> None:
+        say.put(None)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
     def note(number: int, flat: Any, row: dict[str, Any]) -> None:
         ends.append((time.monotonic(), row["clients"], time.process_time(), time.thread_time()))
+        if stops and number < options["rounds"] - 1:
+            threading.Timer(STOP_AFTER_S, stop).start()
 
     if profile is not None:
         import cProfile
@@ -132,6 +141,7 @@ def measure(
     keys: str = "derived",
     mean_bits: int | None = None,
     reader: str = "lean",
+    stops: bool = False,
     profile: str | None = None,
 ) -> Row:
     """Let many clients send, and count what the server steps with."""
@@ -148,10 +158,14 @@ def measure(
         _, connect_s = heard.get(timeout=300)
         server = spawn.Process(
             target=_server_process, daemon=True,
-            args=(str(mosquitto.broker), str(Path(folder) / "run"), options, reader, profile, served),
+            args=(str(mosquitto.broker), str(Path(folder) / "run"), options, reader, stops, profile, served),
         )  # fmt: skip
         server.start()
-        ends, drops, lines, rss = served.get(timeout=600)
+        while (said := served.get(timeout=600)) is None:  # it stands still in the middle of a round
+            time.sleep(STOP_S)
+            assert server.pid is not None
+            os.kill(server.pid, signal.SIGCONT)
+        ends, drops, lines, rss = said
         _, counts = heard.get(timeout=60)
         server.join()
         swarm.join()
@@ -188,13 +202,13 @@ def measure(
 def through_to_the_step(clients: int, seconds: float, reader: str = "lean") -> Row:
     """Updates a second of a server that steps after every 2,000, for about so many seconds."""
     enough = min(2000, clients)
-    rounds = max(5, round(seconds * (5000 if reader == "lean" else 2000) / enough))
+    rounds = max(5, round(seconds * (12_000 if reader == "lean" else 4000) / enough))
     return measure("asynchronous", clients, rounds, enough=enough, ahead=2 * enough, reader=reader)
 
 
 def loss(clients: int, rounds: int = 3) -> list[Row]:
-    """All clients at once, with the defaults of mosquitto and with our settings."""
+    """All clients at once at a server that stands still in every round, with mosquitto's defaults and our settings."""
     return [
-        measure("all at once, mosquitto's defaults", clients, rounds, settings=DEFAULTS),
-        measure("all at once, settings of docs/mqtt.md", clients, rounds),
+        measure(f"all at once, {words}", clients, rounds, settings=settings, stops=True)
+        for words, settings in (("mosquitto's defaults", DEFAULTS), ("settings of docs/mqtt.md", SETTINGS))
     ]

@@ -46,6 +46,7 @@ def gaussian(hiding: int, releases: int, delta: float = DELTA, noise: float = NO
     return float(accountant.compose(dp_accounting.SelfComposedDpEvent(event, releases)).get_epsilon(delta))
 
 
+@cache
 def sampled(hiding: int, size: int, population: int, releases: int, noise: float = NOISE) -> float:
     event = dp_accounting.GaussianDpEvent(noise * math.sqrt(hiding) / 2)
     of_sample = dp_accounting.SampledWithoutReplacementDpEvent(population, size, event)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedmpdd.codecs import Codec
 from fedmpdd.errors import (
     ContentError,
     FrameLengthError,
@@ -100,7 +101,9 @@ def test_a_round_is_read_as_it_was_packed(terms: Terms, message: RoundMessage) -
 def test_a_round_costs_its_payloads_and_a_mark_for_each_who_was_asked(name: str) -> None:
     terms, message = EXAMPLES[name]
     data = message.pack(terms)
-    size = terms.bundle_codec(3).bytes_per_update(terms.d)
+    codec = terms.bundle_codec(3)
+    assert isinstance(codec, Codec)
+    size = codec.bytes_per_update(terms.d)
     kind = CASES[name][1]
     assert data[1] & 15 == kind
     listed = 4 + 5 * len(message.contributions) if name == "late" else -(-terms.per_round // 8)

@@ -13,7 +13,7 @@ from typing import IO
 
 import pytest
 
-from fedmpdd.mqtt.federation import with_journal
+from fedmpdd.mqtt.federation import over_mqtt
 from fedmpdd.server.journal import JOURNAL, JournalReader
 from fedmpdd.simulation import load_config, make_federation
 from fedmpdd.simulation.replay import model_sha256
@@ -29,7 +29,7 @@ SETTINGS += ["rounds=60", "evaluate_every=60", "seed=5"]
 @pytest.fixture(scope="module")
 def undisturbed() -> str:
     """The hash of the local engine's model."""
-    config = with_journal(load_config(SETTINGS[0], SETTINGS[1:]))
+    config = over_mqtt(load_config(SETTINGS[0], SETTINGS[1:]))
     federation = make_federation(config)
     for _ in range(config.rounds):
         federation.run_round()

@@ -125,7 +125,8 @@ def test_an_update_that_the_broker_lost_is_asked_for_again(
     from fedmpdd.mqtt import gatherer
 
     monkeypatch.setattr(gatherer, "ASK_AGAIN", 0.1)
-    receive, lost = gatherer.Gatherer.receive, []
+    receive = gatherer.Gatherer.receive
+    lost: list[bytes] = []
 
     def lossy(self: Gatherer, client: int, data: bytes) -> None:
         if client == 2 and len(lost) < 2:
