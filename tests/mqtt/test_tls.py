@@ -27,7 +27,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "mqtt.md"
 
 def block_of_the_page(first_line: str) -> list[str]:
     """The lines of the page's configuration that begins so."""
-    blocks = re.findall(r"```text\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    blocks: list[str] = re.findall(r"```text\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
     return next(block for block in blocks if block.startswith(first_line)).splitlines()
 
 
@@ -50,8 +50,8 @@ class Site:
     def broker(self, name: str) -> Broker:
         """How somebody of this name connects; "{client}" for a client's number."""
         ca = self.authority.ca
-        files = {"ca": str(ca), "certificate": f"{ca.parent}/{name}.pem", "key": f"{ca.parent}/{name}.key"}
-        return Broker("127.0.0.1", self.mosquitto.port, tls=True, **files)
+        certificate, key = f"{ca.parent}/{name}.pem", f"{ca.parent}/{name}.key"
+        return Broker("127.0.0.1", self.mosquitto.port, tls=True, ca=str(ca), certificate=certificate, key=key)
 
 
 @pytest.fixture(scope="module")

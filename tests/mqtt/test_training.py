@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -425,3 +426,14 @@ def test_a_model_that_is_no_vector_of_finite_float32(tmp_path: Path, model: Any)
 def test_shapes_must_hold_the_model(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="shapes hold 240 parameters, and the model has 250"):
         make_server("mqtt://localhost", "t", tmp_path, shapes=((6, 40),))
+
+
+def test_the_training_of_the_page_runs_as_it_stands(mosquitto: Mosquitto, tmp_path: Path) -> None:
+    """And comes near the mean of the clients' points: two thirds of the way are gone after 30 steps of a tenth."""
+    page = (Path(__file__).parents[2] / "docs" / "mqtt.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {"broker": mosquitto.address, "folder": tmp_path}
+    (block,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    exec(block, names)
+    mean = names["points"].mean(axis=0)
+    assert not names["thread"].is_alive()
+    assert np.dot(names["trained"], mean) > 0.5 * np.dot(mean, mean)
