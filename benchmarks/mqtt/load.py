@@ -230,3 +230,16 @@ def loss(clients: int, rounds: int = 3) -> list[Row]:
             (ours, SETTINGS, lean.MOST_IN_FLIGHT),
         )
     ]
+
+
+def memory(clients: int, rounds: int) -> list[dict[str, Any]]:
+    """How much memory the server has with 100 clients and with many, a few updates a round and one of everybody."""
+    few = 100
+    alone = measure("few clients", few, rounds, enough=few, ahead=0)
+    rows = [{"what": "100 clients, 100 updates a round", "clients": few, "server_rss": alone.server_rss}]
+    for words, enough, ahead in (("100 updates a round", few, 0), ("an update of everybody a round", None, None)):
+        row = measure("many clients", clients, rounds, enough=enough, ahead=ahead)
+        extra = (row.server_rss - alone.server_rss) / (clients - few)
+        rows.append({"what": f"{clients:,} clients, {words}", "clients": clients, "server_rss": row.server_rss})
+        rows[-1] |= {"rounds": rounds, "bytes_a_client": extra, "goal": 1000}
+    return rows
