@@ -84,3 +84,37 @@ def bench_clients(
     else:
         rows = [load.through_to_the_step(clients, seconds, reader) for reader in ("aiomqtt", "lean")]
     _show("updates through to the step", [row.as_dict() for row in rows], as_json)
+
+
+@app.command("memory")
+def bench_memory(
+    clients: Annotated[int, typer.Option(min=200, max=15_000, help="Connected at once.")] = 10_000,
+    rounds: Annotated[int, typer.Option(min=3, max=10_000, help="After which the server is looked at.")] = 70,
+    as_json: Json = False,
+) -> None:
+    """Measure the server's resident memory a client.
+
+    Example: python -m benchmarks mqtt memory --clients 1000
+    """
+    from benchmarks.mqtt import load
+
+    rows = load.memory(clients, rounds)
+    if as_json:
+        print_json({"rows": rows, "machine": _machine()})
+        return
+    for row in rows:
+        output(False).print(", ".join(f"{name} {value}" for name, value in row.items()))
+
+
+@app.command("training")
+def bench_training(
+    clients: Annotated[int, typer.Option(min=1, max=1000, help="All of whom are asked in every round.")] = 50,
+    dataset: Annotated[str, typer.Option(help="mnist, from FEDMPDD_DATA, or the bundled mnist-5k.")] = "mnist",
+) -> None:
+    """Count all bytes of all clients of LeNet's training to 80 %, both ways; results as JSON.
+
+    Example: FEDMPDD_DATA=../shared/data python -m benchmarks mqtt training
+    """
+    from benchmarks.mqtt import training as bench
+
+    print_json({"rows": [bench.measure(codec, clients, dataset) for codec in bench.CODECS], "machine": _machine()})

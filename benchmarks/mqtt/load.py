@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.mqtt.mosquitto import DEFAULTS, SETTINGS, Mosquitto
 from benchmarks.mqtt.swarm import Swarm, payloads_of, raise_limit, run_swarm
-from fedmpdd.mqtt import Arrivals, Broker, Server, post
+from fedmpdd.mqtt import Arrivals, Broker, Server, lean, post
 from fedmpdd.mqtt.connection import Connection
 from fedmpdd.uplink.codec_config import parse_codec
 
@@ -27,7 +27,8 @@ TEXT = "peaks:m=14"
 NAME = "load"
 WARM_UP = 2  # rounds that do not count
 SPARE_FILES = 500
-STOP_AFTER_S, STOP_S = 0.1, 3.0  # how long after a round began a server stands still, and for how long
+MOSQUITTO_IN_FLIGHT = 20  # where a subscriber does not say its receive maximum
+STOP_AFTER_S, STOP_S = 0.02, 3.0  # how long after a round began a server stands still, and for how long
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Row:
 
     what: str
     reader: str  # of the server: "lean", or "aiomqtt"
+    in_flight: int  # receive maximum of the server: messages before the first acknowledgement
     clients: int
     settings: dict[str, str]
     enough: int
@@ -82,10 +84,18 @@ class Lines(logging.Handler):
 
 
 def _server_process(
-    address: str, folder: str, options: dict[str, Any], reader: str, stops: bool, profile: str | None, say: Any
+    address: str,
+    folder: str,
+    options: dict[str, Any],
+    reader: str,
+    in_flight: int,
+    stops: bool,
+    profile: str | None,
+    say: Any,
 ) -> None:
     """Be the server, and say how each round went."""
     lines = Lines()
+    lean.MOST_IN_FLIGHT = in_flight
     if reader == "aiomqtt":  # the connection that clients have
         post.LeanConnection = Connection  # type: ignore[attr-defined, assignment]
     logging.getLogger("fedmpdd").addHandler(lines)
@@ -104,6 +114,7 @@ def _server_process(
 
     def stop() -> None:
         say.put(None)
+        time.sleep(0.05)  # the queue has a thread of its own, which must not stand still before it said so
         os.kill(os.getpid(), signal.SIGSTOP)
 
     def note(number: int, flat: Any, row: dict[str, Any]) -> None:
@@ -141,6 +152,7 @@ def measure(
     keys: str = "derived",
     mean_bits: int | None = None,
     reader: str = "lean",
+    in_flight: int = lean.MOST_IN_FLIGHT,
     stops: bool = False,
     profile: str | None = None,
 ) -> Row:
@@ -158,7 +170,7 @@ def measure(
         _, connect_s = heard.get(timeout=300)
         server = spawn.Process(
             target=_server_process, daemon=True,
-            args=(str(mosquitto.broker), str(Path(folder) / "run"), options, reader, stops, profile, served),
+            args=(str(mosquitto.broker), str(Path(folder) / "run"), options, reader, in_flight, stops, profile, served),
         )  # fmt: skip
         server.start()
         while (said := served.get(timeout=600)) is None:  # it stands still in the middle of a round
@@ -176,6 +188,7 @@ def measure(
     return Row(
         what=what,
         reader=reader,
+        in_flight=in_flight,
         clients=clients,
         settings=dict(settings),
         enough=enough or clients,
@@ -207,8 +220,26 @@ def through_to_the_step(clients: int, seconds: float, reader: str = "lean") -> R
 
 
 def loss(clients: int, rounds: int = 3) -> list[Row]:
-    """All clients at once at a server that stands still in every round, with mosquitto's defaults and our settings."""
+    """All clients at once at a server that stands still in every round: who loses updates, and who notices."""
+    defaults, ours = "mosquitto's defaults", "settings of docs/mqtt.md"
     return [
-        measure(f"all at once, {words}", clients, rounds, settings=settings, stops=True)
-        for words, settings in (("mosquitto's defaults", DEFAULTS), ("settings of docs/mqtt.md", SETTINGS))
+        measure(f"all at once, {words}", clients, rounds, settings=settings, in_flight=in_flight, stops=True)
+        for words, settings, in_flight in (
+            (defaults, DEFAULTS, MOSQUITTO_IN_FLIGHT),
+            (defaults, DEFAULTS, lean.MOST_IN_FLIGHT),
+            (ours, SETTINGS, lean.MOST_IN_FLIGHT),
+        )
     ]
+
+
+def memory(clients: int, rounds: int) -> list[dict[str, Any]]:
+    """How much memory the server has with 100 clients and with many, a few updates a round and one of everybody."""
+    few = 100
+    alone = measure("few clients", few, rounds, enough=few, ahead=0)
+    rows = [{"what": "100 clients, 100 updates a round", "clients": few, "server_rss": alone.server_rss}]
+    for words, enough, ahead in (("100 updates a round", few, 0), ("an update of everybody a round", None, None)):
+        row = measure("many clients", clients, rounds, enough=enough, ahead=ahead)
+        extra = (row.server_rss - alone.server_rss) / (clients - few)
+        rows.append({"what": f"{clients:,} clients, {words}", "clients": clients, "server_rss": row.server_rss})
+        rows[-1] |= {"rounds": rounds, "bytes_a_client": extra, "goal": 1000}
+    return rows

@@ -31,6 +31,8 @@ from fedmpdd.tasks.task import Task
 from fedmpdd.uplink import MixedUploads, Uploads
 from fedmpdd.wire.frames import payload_of
 
+MOST_PAST = 300  # rounds whose messages are kept until a training goes on: more than any tail and any age
+
 
 class MqttFederation(Federation):
     """A federation whose rounds go over a broker. It steps, evaluates, keeps a journal and resumes like any other.
@@ -119,7 +121,8 @@ class MqttFederation(Federation):
         self._append(self.bundle, model_sha256(self.flat))
 
     def _append(self, bundle: bytes, sha256: str) -> None:
-        self._past = [*self._past[-300:], message_of(self.next_round, sha256, bundle, self._contributions)]
+        kept = [] if self._has_begun else self._past[-MOST_PAST:]  # what was before, clients and broker have then
+        self._past = [*kept, message_of(self.next_round, sha256, bundle, self._contributions)]
 
     @property
     def is_remembered(self) -> bool:

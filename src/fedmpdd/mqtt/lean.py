@@ -45,6 +45,9 @@ _PROPERTIES = {
     0x26: -2,
 }
 SESSION_EXPIRY, KEEP_ALIVE, RECEIVE_MAXIMUM = 0x11, 0x13, 0x21
+# What the broker may send before the first is acknowledged. Where a client does not say it, mosquitto takes 20, and
+# throws away what comes while a thousand more wait.
+MOST_IN_FLIGHT = 65_535
 Receive = Callable[[str, bytes], None]
 
 
@@ -186,7 +189,7 @@ class LeanClient(asyncio.Protocol):
     def _greeting(self) -> bytes:
         """The body of CONNECT (3.1), with the old session if there is one."""
         flags = (0x80 if self._username is not None else 0) | (0x40 if self._password is not None else 0)
-        properties = struct.pack(">BIBH", SESSION_EXPIRY, self._session_s, RECEIVE_MAXIMUM, 65_535)
+        properties = struct.pack(">BIBH", SESSION_EXPIRY, self._session_s, RECEIVE_MAXIMUM, MOST_IN_FLIGHT)
         head = string("MQTT") + struct.pack(">BBH", 5, flags, self._keepalive)
         texts = [self._identifier, *(one for one in (self._username, self._password) if one is not None)]
         return head + variable(len(properties)) + properties + b"".join(map(string, texts))

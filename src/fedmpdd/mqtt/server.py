@@ -206,7 +206,7 @@ class Server:
             while replica.next_round < self._terms.rounds:
                 number = replica.next_round
                 added, note = self._round(journal, replica, past[-1] if past else None)
-                past = [*past[-MOST_PAST:], added]
+                past = [added]  # what was before, clients and broker have
                 if on_round is not None:
                     on_round(number, replica.flat, note)
             self._rounds.end(replica.next_round, replica, past[-1] if past else None)

@@ -17,7 +17,7 @@ def main(grid: Grid, context: Context) -> None:
     """Run the rounds, and say which model they led to."""
     config = context.run_config
     strategy = FedMPDD(
-        codec="mpdd:m=400:bits=1:family=hadamard:keys=shared",
+        codec=str(config["codec"]),
         downlink=str(config["downlink"]),  # type: ignore[arg-type]
         downlink_bits=int(config["downlink-bits"]) or None,
         fraction_evaluate=0.0,
