@@ -15,7 +15,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from fedmpdd.flower.socket_counter import POLLS, SocketCounter  # noqa: E402
+from fedmpdd.flower.socket_counter import POLLS, Request, SocketCounter  # noqa: E402
 from tests.flower.deployment import deployment, free_port  # noqa: E402
 from tests.flower.test_bytes import ANY_SIZE, metered  # noqa: E402
 
@@ -23,8 +23,8 @@ D = 13_426
 NODES = 2
 CODECS = {
     "mpdd:m=100:bits=1:family=hadamard:keys=shared": 4,
-    "mpdd:m=400:bits=1:family=hadamard:keys=shared": 4,
     "mpdd:m=400:bits=1:family=hadamard": 0,
+    "mpdd:m=400:bits=1:family=hadamard:keys=shared": 4,
 }
 
 
@@ -43,6 +43,7 @@ def measure(codec: str, bits: int, rounds: int) -> dict[str, Any]:
             replies, messages = meter.replies(), meter.messages()
     polls = [one for one in requests if one.name in POLLS]
     share = NODES * rounds
+    up, down = after_the_first(requests)
     later = [row["down"] for row in messages if row["message"] > 1]
     return {
         "codec": codec,
@@ -51,11 +52,25 @@ def measure(codec: str, bits: int, rounds: int) -> dict[str, Any]:
         "nodes": NODES,
         "up": sum(one.up for one in requests) / share,
         "down": sum(one.down for one in requests) / share,
+        "up_after_the_first": up,
+        "down_after_the_first": down,
         "of_it_polls": sum(one.up + one.down for one in polls) / share,
         "up_a_reply": sum(row["up"] for row in replies) / max(1, len(replies)),
         "down_a_message_after_the_first": sum(later) / max(1, len(later)),
         "seconds": run.seconds,
     }
+
+
+def after_the_first(requests: list[Request]) -> tuple[float, float]:
+    """Return the bytes of a node and round, up and down, from the first reply to the last: polls, but no model."""
+    up, down = [], []
+    for client in sorted({one.client for one in requests}):
+        of_client = [one for one in requests if one.client == client]
+        replies = [place for place, one in enumerate(of_client) if one.name == "push-messages"]
+        between = of_client[replies[0] : replies[-1]]
+        up.append(sum(one.up for one in between) / (len(replies) - 1))
+        down.append(sum(one.down for one in between) / (len(replies) - 1))
+    return sum(up) / len(up), sum(down) / len(down)
 
 
 def main() -> None:
