@@ -111,7 +111,6 @@ def test_a_client_of_another_config_is_refused_in_one_line(mosquitto: Mosquitto)
     ("changes", "words"),
     [
         ({"journal": False}, "acknowledged once it is in the journal"),
-        ({"codec": {"name": "mpdd", "m": 16, "keys": "shared"}, "secure": {"clip": 2.0}}, "secure sums"),
         ({"codec": {"name": "decomfl", "m": 4, "keys": "shared"}}, "sends losses"),
         ({"server": {"optimiser": "torch.optim:Adam"}}, "take the same step"),
     ],

@@ -429,11 +429,11 @@ def test_shapes_must_hold_the_model(tmp_path: Path) -> None:
 
 
 def test_the_training_of_the_page_runs_as_it_stands(mosquitto: Mosquitto, tmp_path: Path) -> None:
-    """And comes near the mean of the clients' points: two thirds of the way are gone after 30 steps of a tenth."""
+    """And comes near the mean of the clients' points: over forty seeds at most 0.04 of the way was left."""
     page = (Path(__file__).parents[2] / "docs" / "mqtt.md").read_text(encoding="utf-8")
     names: dict[str, Any] = {"broker": mosquitto.address, "folder": tmp_path}
     (block,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     exec(block, names)
     mean = names["points"].mean(axis=0)
     assert not names["thread"].is_alive()
-    assert np.dot(names["trained"], mean) > 0.5 * np.dot(mean, mean)
+    assert np.linalg.norm(names["trained"] - mean) < 0.1 * np.linalg.norm(mean)
