@@ -66,6 +66,19 @@ def test_a_training_of_ones_own_comes_to_the_model_of_the_same_loop(
         assert [record.round for record in journal] == [0, 1, 2]
 
 
+def test_the_same_training_can_be_held_again(mosquitto: Mosquitto, tmp_path: Path) -> None:
+    """The broker says of the one before that it is over until the server of the next takes that back."""
+    models = []
+    for attempt in ("first", "second"):
+        flat = beside(make_server(mosquitto.address, "again", tmp_path / attempt).run)
+        while not flat.done():  # who comes before the server leaves with the training before, and comes again
+            Client(mosquitto.address, "again", range(6), gradient).run()
+        models.append(flat.result(PATIENCE_S).tobytes())
+    assert models[0] == models[1]
+    with JournalReader(tmp_path / "second" / JOURNAL) as journal:
+        assert [record.note["clients"] for record in journal] == [4, 4, 4]
+
+
 def test_a_folder_that_is_done_is_read_and_tells_clients_so(mosquitto: Mosquitto, tmp_path: Path) -> None:
     client = Client(mosquitto.address, "done", range(6), gradient)
     waiting = beside(client.run)

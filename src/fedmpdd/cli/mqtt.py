@@ -115,6 +115,7 @@ def serve(
         show = start(
             current.folder.name, current.config.rounds, current.federation.next_round, score=current.config.score
         )
+        signal.signal(signal.SIGTERM, _stop)  # too: `resume_hint` lets a round end first, which may wait for ever
         summary = current.train(callbacks=[progress(show), Farewell()])
     if as_json:
         print_json(summary)

@@ -223,6 +223,8 @@ class Client:
             if self._connections[number].count > 1:
                 self._asks = None
                 self._send_again([number])
+        elif not payload:  # a retained message that was cleared
+            return
         elif topic == topics.terms:
             self._agree(payload)
         elif self._follower is None:  # the terms come first; what overtakes them is read after them
@@ -248,8 +250,6 @@ class Client:
     def _agree(self, payload: bytes) -> None:
         """Take the terms, once; others than those that this client works by end its part."""
         if self._terms is not None and payload == self._terms.pack():
-            return
-        if not payload:
             return
         terms = Terms.unpack(payload)
         if self._terms is not None:

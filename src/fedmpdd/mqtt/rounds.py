@@ -74,6 +74,8 @@ class Rounds:
         self._start, self._packed = secrets.randbelow(256), None
         for message in past[-1 - self._terms.arrivals.max_age :]:
             self._gatherer.remember(message.contributions)
+        if not past:  # what the broker has of an earlier training with these terms says that it is over
+            self._post.publish([(topics.round, b"")], retain=True, wait=True)
         tail = [(topics.tail(message.round % TAIL), self._pack(message)) for message in past[-TAIL:]]
         self._post.publish([(topics.terms, packed), *tail, *self._parts(replica)], wait=True)
 
