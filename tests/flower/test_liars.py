@@ -57,9 +57,9 @@ def distance(codec: str, liars: int, factor: float, *, examples: int = 10, **opt
         arrays = ArrayRecord({"weight": Array(new.reshape(6, 10))})
         return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
-    strategy = FedMPDD(codec=codec, lr=0.4, fraction_evaluate=0.0, seed=5, **options)
+    strategy = FedMPDD(codec=codec, lr=0.8, fraction_evaluate=0.0, seed=5, **options)
     start = ArrayRecord({"weight": Array(np.zeros((6, 10), np.float32))})
-    result = strategy.start(InProcessGrid(app, NODES), start, num_rounds=20)
+    result = strategy.start(InProcessGrid(app, NODES), start, num_rounds=10)
     (model,) = (array.numpy().reshape(-1) for array in result.arrays.values())
     return float(np.linalg.norm(model - TARGET) / np.linalg.norm(TARGET))
 

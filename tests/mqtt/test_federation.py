@@ -6,7 +6,7 @@ import pytest
 
 from fedmpdd.errors import ConfigError
 from fedmpdd.mqtt import Broker, Client
-from fedmpdd.mqtt.federation import MqttFederation, prepare_with, with_journal
+from fedmpdd.mqtt.federation import MqttFederation, over_mqtt, prepare_with
 from fedmpdd.simulation import RunConfig, make_federation, parse_config
 from fedmpdd.simulation.replay import model_sha256
 from fedmpdd.simulation.tasks import load_task
@@ -36,12 +36,19 @@ CODECS: dict[str, dict[str, Any]] = {
         "weighting": "examples",
         "partition": {"kind": "dirichlet", "alpha": 0.5},
     },
+    "links": {"links": ["peaks:m=7", "peaks:m=28", "mpdd:m=50:bits=1"]},
+    "links by examples": {
+        "links": ["peaks:m=7", "peaks:m=28"],
+        "link_spread": 3.0,
+        "weighting": "examples",
+        "partition": {"kind": "dirichlet", "alpha": 0.5},
+    },
     "memory": {"codec": {"name": "topk", "k": 40, "error_feedback": True}, "clients_per_round": 6},
 }
 
 
 def config_of(**changes: Any) -> RunConfig:
-    return with_journal(parse_config({**BASE, **changes}))
+    return over_mqtt(parse_config({**BASE, **changes}))
 
 
 def run_local(config: RunConfig) -> str:
@@ -67,10 +74,10 @@ def serve(config: RunConfig, mosquitto: Mosquitto, name: str) -> MqttFederation:
 def test_the_model_is_that_of_the_local_engine_to_the_bit(mosquitto: Mosquitto, name: str) -> None:
     config = config_of(**CODECS[name])
     clients = [
-        beside(Client(mosquitto.address, name, numbers, prepare=prepare_with(config)).run)
+        beside(Client(mosquitto.address, name.replace(" ", "-"), numbers, prepare=prepare_with(config)).run)
         for numbers in ([0, 2, 3], [1, 4, 5])
     ]
-    federation = serve(config, mosquitto, name)
+    federation = serve(config, mosquitto, name.replace(" ", "-"))
     expected = run_local(config)
     assert model_sha256(federation.flat) == expected
     for client in clients:

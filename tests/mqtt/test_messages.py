@@ -1,7 +1,9 @@
 """Messages byte by byte: what is packed is read, in one way only, and everything else is an error of the wire."""
 
+import json
 import struct
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedmpdd.codecs import Codec
 from fedmpdd.errors import (
     ContentError,
     FrameLengthError,
@@ -34,7 +37,7 @@ from fedmpdd.mqtt.messages import (
 )
 from fedmpdd.mqtt.terms import Terms
 from fedmpdd.uplink.arrivals import Arrivals
-from fedmpdd.wire.bundle import Bundle
+from fedmpdd.wire.bundle import Bundle, unpack_bundle
 from tests.mqtt.trainings import MODEL, SIGNS, ServerOnPaper, make_terms
 
 LATE = Arrivals(enough=2, max_age=3, decay=0.5)
@@ -100,7 +103,9 @@ def test_a_round_is_read_as_it_was_packed(terms: Terms, message: RoundMessage) -
 def test_a_round_costs_its_payloads_and_a_mark_for_each_who_was_asked(name: str) -> None:
     terms, message = EXAMPLES[name]
     data = message.pack(terms)
-    size = terms.bundle_codec(3).bytes_per_update(terms.d)
+    codec = terms.bundle_codec(3)
+    assert isinstance(codec, Codec)
+    size = codec.bytes_per_update(terms.d)
     kind = CASES[name][1]
     assert data[1] & 15 == kind
     listed = 4 + 5 * len(message.contributions) if name == "late" else -(-terms.per_round // 8)
@@ -340,3 +345,27 @@ def test_messages_are_bound_to_all_that_was_agreed_on() -> None:
     }
     others = [replace(terms, **{name: value}) for name, value in changes.items()]
     assert len({one.tag for one in [terms, *others]}) == 1 + len(others)
+
+
+# ------------------------------------------------------------------------------------------------ published vectors
+
+
+def test_messages_of_the_vectors_are_read() -> None:
+    vectors = json.loads((Path(__file__).parents[2] / "docs" / "vectors.json").read_text(encoding="utf-8"))["mqtt"]
+    terms = Terms.unpack(vectors["terms"].encode())
+    assert terms.tag.hex() == vectors["tag"]
+    number = vectors["round"]
+    assert terms.sample(number).tolist() == vectors["asked"]
+    message = RoundMessage.unpack(bytes.fromhex(vectors["next_round"]), terms)
+    assert message.bundle is not None
+    bundle = unpack_bundle(message.bundle, terms.session.codec, terms.d)
+    for i, vector in enumerate(vectors["updates"]):
+        data, client = bytes.fromhex(vector["update"]), vector["client"]
+        assert len(data) == 2 + 9
+        age, frame = split_update(data, number + 1)
+        assert age == 1
+        assert terms.session.unpack(frame, number, client) == bundle.updates[i]
+        assert message.contributions[i] == Contribution(client)
+    assert (message.round, message.start, message.is_over) == (number + 1, 9, False)
+    first = RoundMessage.unpack(bytes.fromhex(vectors["first_round"]), terms)
+    assert first == RoundMessage(0, message.model_tag)

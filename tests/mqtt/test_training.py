@@ -1,6 +1,8 @@
 """Trainings over a real broker come to the very model that the same rounds come to without one."""
 
 import asyncio
+import logging
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,19 +13,21 @@ import pytest
 from fedmpdd.codecs import Codec
 from fedmpdd.codecs.registry import make_codec
 from fedmpdd.errors import ConfigError, OrderError, RunError
-from fedmpdd.mqtt import Arrivals, Client, Server
+from fedmpdd.mqtt import Arrivals, Broker, Client, Server
+from fedmpdd.mqtt.gatherer import Gatherer
+from fedmpdd.mqtt.messages import RoundMessage, read_contributions
 from fedmpdd.server.journal import JOURNAL, JournalReader
 from fedmpdd.server.step import StepRule
 from tests.mqtt.beside import PATIENCE_S, beside
 from tests.mqtt.mosquitto import Mosquitto
-from tests.mqtt.trainings import MODEL, PEAKS, SIGNS, Float32, ServerOnPaper, gradient, make_terms
+from tests.mqtt.trainings import MODEL, PEAKS, SIGNS, TARGETS, Float32, ServerOnPaper, gradient, make_terms
 
 
 def codec_of(values: dict[str, Any]) -> Codec:
     return make_codec(values["name"], {key: value for key, value in values.items() if key != "name"})
 
 
-def make_server(broker: str, name: str, folder: Path, rounds: int = 3, **changes: Any) -> Server:
+def make_server(broker: str | Broker, name: str, folder: Path, rounds: int = 3, **changes: Any) -> Server:
     values: dict[str, Any] = {"codec": codec_of(PEAKS), "clients": 6, "per_round": 4, "lr": 0.1, "seed": 3}
     values |= {"shapes": ((6, 40), (10,)), "rounds": rounds, **changes}
     return Server(broker, name, MODEL, folder=folder, **values)
@@ -71,6 +75,158 @@ def test_a_folder_that_is_done_is_read_and_tells_clients_so(mosquitto: Mosquitto
     assert again.run().tobytes() == flat.tobytes()
     late = Client(mosquitto.address, "done", [2], gradient)
     assert beside(late.run).result(PATIENCE_S).tobytes() == flat.tobytes()
+
+
+# ------------------------------------------------------------------------------------- late clients, lost messages
+
+
+@pytest.mark.parametrize(
+    ("rounds", "initial", "lacks"),
+    [(10, MODEL, "what the rounds since its model added"), (10, None, "a model"), (70, MODEL, "a model")],
+    ids=["tail", "no model", "far behind"],
+)
+def test_a_late_client_catches_up(
+    mosquitto: Mosquitto,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    rounds: int,
+    initial: Float32 | None,
+    lacks: str,
+) -> None:
+    """It comes when so many rounds were held without it, and the last of the training needs its updates."""
+    name = f"late-{rounds}-{initial is None}"
+    server = make_server(mosquitto.address, name, tmp_path, rounds=rounds + 3, clients=3, per_round=2)
+    needed = next(number for number in range(3) if number in server.terms.sample(rounds).tolist())
+    late = Client(mosquitto.address, name, [needed], gradient, initial=initial)
+
+    def stands_in(flat: Float32, round_number: int, client: int) -> Float32:
+        """Computes for everybody until the late one is to come, and ends then."""
+        if round_number == rounds and client == needed:
+            raise KeyError("away")
+        return gradient(flat, round_number, client)
+
+    others = beside(Client(mosquitto.address, name, [one for one in range(3) if one != needed], stands_in).run)
+    substitute = beside(Client(mosquitto.address, name, [needed], stands_in).run)
+    flat = beside(server.run)
+    with pytest.raises(KeyError, match="away"):
+        substitute.result(PATIENCE_S)
+    with caplog.at_level(logging.INFO, "fedmpdd"):
+        result = beside(late.run)
+        result.result(PATIENCE_S)
+    assert flat.result(PATIENCE_S).tobytes() == on_paper(server).tobytes()
+    assert result.result(PATIENCE_S).tobytes() == on_paper(server).tobytes()
+    assert others.result(PATIENCE_S).tobytes() == on_paper(server).tobytes()
+    assert f"the model here lacks {lacks}; asking the broker" in caplog.text
+
+
+def test_an_update_that_the_broker_lost_is_asked_for_again(
+    mosquitto: Mosquitto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client believes that it sent it; the server asks whose update is missing."""
+    from fedmpdd.mqtt import gatherer
+
+    monkeypatch.setattr(gatherer, "ASK_AGAIN", 0.1)
+    receive = gatherer.Gatherer.receive
+    lost: list[bytes] = []
+
+    def lossy(self: Gatherer, client: int, data: bytes) -> None:
+        if client == 2 and len(lost) < 2:
+            lost.append(data)
+        else:
+            receive(self, client, data)
+
+    monkeypatch.setattr(gatherer.Gatherer, "receive", lossy)
+    server = make_server(mosquitto.address, "lossy", tmp_path)
+    client = Client(mosquitto.address, "lossy", range(6), gradient)
+    result = beside(client.run)
+    assert server.run().tobytes() == on_paper(server).tobytes()
+    assert result.result(PATIENCE_S).tobytes() == on_paper(server).tobytes()
+    assert len(lost) == 2
+    assert client.sent_again >= 2
+
+
+@pytest.mark.slow
+def test_a_broker_that_dies_with_its_memory_in_mid_round(mosquitto_alone: Mosquitto, tmp_path: Path) -> None:
+    """Its retained messages and its subscribers are gone; server and clients make good for both."""
+    name, broken = "broken", set[int]()
+    server = make_server(mosquitto_alone.address, name, tmp_path, rounds=6, per_round=6)
+
+    def breaking(flat: Float32, round_number: int, client: int) -> Float32:
+        if client == 5 and round_number in (1, 3, 5) and round_number not in broken:
+            broken.add(round_number)
+            mosquitto_alone.kill()
+            mosquitto_alone.start()
+        return gradient(flat, round_number, client)
+
+    clients = [
+        beside(Client(mosquitto_alone.address, name, numbers, breaking).run) for numbers in ([0, 1], [2, 3, 4], [5])
+    ]
+    flat = server.run()
+    assert flat.tobytes() == on_paper(server).tobytes()
+    assert [client.result(PATIENCE_S).tobytes() for client in clients] == [flat.tobytes()] * 3
+    assert broken == {1, 3, 5}
+
+
+def test_a_broker_that_is_away_when_the_training_ends_still_says_so(mosquitto_alone: Mosquitto, tmp_path: Path) -> None:
+    server = make_server(mosquitto_alone.address, "end", tmp_path)
+
+    def break_at_the_end(number: int, flat: Float32, note: dict[str, Any]) -> None:
+        if number == 2:
+            mosquitto_alone.kill()
+            threading.Timer(0.5, mosquitto_alone.start).start()
+
+    client = beside(Client(mosquitto_alone.address, "end", range(6), gradient).run)
+    flat = server.run(break_at_the_end)
+    assert client.result(PATIENCE_S).tobytes() == flat.tobytes() == on_paper(server).tobytes()
+
+
+# ------------------------------------------------------------------------------------------ asynchronous rounds
+
+
+def test_late_updates_count_and_the_training_comes_near_its_end(mosquitto: Mosquitto, tmp_path: Path) -> None:
+    """One client answers when two rounds have begun since: the others do not wait, and its updates still count.
+
+    The model goes to the mean of the clients' points, and from afar: 30 steps of 0.2 leave a 300th of the way.
+    """
+    rounds, slow = 40, 4
+    server = make_server(
+        mosquitto.address,
+        "slow",
+        tmp_path,
+        rounds=rounds,
+        clients=5,
+        per_round=5,
+        lr=0.2,
+        codec=codec_of({"name": "fedsgd"}),
+        arrivals=Arrivals(enough=4, max_age=4, decay=0.5),
+    )
+    reached = {number: threading.Event() for number in range(rounds + 10)}
+
+    def note_round(message: RoundMessage) -> None:
+        reached[message.round].set()
+
+    def slowly(flat: Float32, round_number: int, client: int) -> Float32:
+        assert reached[min(round_number + 2, rounds)].wait(PATIENCE_S)
+        return gradient(flat, round_number, client)
+
+    clients = [
+        beside(Client(mosquitto.address, "slow", range(4), gradient, on_round=note_round).run),
+        beside(Client(mosquitto.address, "slow", [slow], slowly).run),
+    ]
+    flat = server.run()
+    assert [client.result(PATIENCE_S).tobytes() for client in clients] == [flat.tobytes()] * 2
+    ages = []
+    with JournalReader(tmp_path / JOURNAL) as journal:
+        for record in journal:
+            contributions = read_contributions(record.note["arrived"], server.terms, record.round)
+            ages += [one.age for one in contributions if one.client == slow]
+            keys = [(record.round - one.age, one.client) for one in contributions]
+            assert len(contributions) >= 4
+            assert keys == list(dict.fromkeys(keys))
+    assert len(ages) >= 5
+    assert min(ages) >= 2
+    mean = TARGETS[:5].mean(axis=0)
+    assert np.linalg.norm(flat - mean) < 0.5 * np.linalg.norm(MODEL - mean)
 
 
 # ------------------------------------------------------------------------------------------------ what goes wrong
@@ -270,3 +426,14 @@ def test_a_model_that_is_no_vector_of_finite_float32(tmp_path: Path, model: Any)
 def test_shapes_must_hold_the_model(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="shapes hold 240 parameters, and the model has 250"):
         make_server("mqtt://localhost", "t", tmp_path, shapes=((6, 40),))
+
+
+def test_the_training_of_the_page_runs_as_it_stands(mosquitto: Mosquitto, tmp_path: Path) -> None:
+    """And comes near the mean of the clients' points: two thirds of the way are gone after 30 steps of a tenth."""
+    page = (Path(__file__).parents[2] / "docs" / "mqtt.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {"broker": mosquitto.address, "folder": tmp_path}
+    (block,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    exec(block, names)
+    mean = names["points"].mean(axis=0)
+    assert not names["thread"].is_alive()
+    assert np.dot(names["trained"], mean) > 0.5 * np.dot(mean, mean)

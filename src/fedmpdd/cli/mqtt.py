@@ -123,6 +123,20 @@ def serve(
     print(f"model sha256 {summary['model_sha256']}")
 
 
+def _secure_policy(ledgers: Path | None) -> Any:
+    """What clients of secure sums insist on: that these are sums, and a ledger that outlives the process."""
+    if ledgers is None:
+        raise ConfigError(
+            "secure sums need a folder where clients write down what they answered, so that a client that is started "
+            "anew answers nothing twice: give --ledgers FOLDER, the same one as long as the client lives"
+        )
+    from fedmpdd.secure_sum import FileLedger
+    from fedmpdd.uplink.policy import ClientPolicy
+
+    ledgers.mkdir(parents=True, exist_ok=True)
+    return ClientPolicy(secure=True, ledger=lambda number: FileLedger(ledgers / f"client-{number}.json"))
+
+
 @app.command(cls=Command)
 def client(
     config: Config,
@@ -133,6 +147,10 @@ def client(
     ca: Ca = None,
     certificate: Certificate = None,
     key: KeyFile = None,
+    ledgers: Annotated[
+        Path | None,
+        typer.Option(help="Folder where clients of secure sums write down what they answered; needed for these."),
+    ] = None,
     data_dir: DataDir = None,
 ) -> None:
     """Be some clients of a training: follow the model, compute gradients on their data, send a few bytes each.
@@ -140,6 +158,8 @@ def client(
     Server and clients need the same config. A client that is started anew goes on where the training is.
 
     Example: fedmpdd mqtt client demo codec=peaks:m=14 --clients 0-49 --broker mqtt://localhost --name site-4
+
+    Example: fedmpdd mqtt client demo codec=mpdd:m=400:keys=shared secure.clip=1.0 --ledgers ledgers
     """
     training()
     from fedmpdd.mqtt.broker import Broker
@@ -150,7 +170,10 @@ def client(
     reached = Broker.parse(broker, ca=ca, certificate=certificate, key=key)
     settings = over_mqtt(load_config(config, overrides))
     numbers = parse_numbers(clients)
-    taking_part = Client(reached, name, numbers, prepare=prepare_with(settings, data_dir))
+    policy = None
+    if settings.secure is not None:
+        policy = _secure_policy(ledgers)
+    taking_part = Client(reached, name, numbers, prepare=prepare_with(settings, data_dir), policy=policy)
     messages.print(f"clients {clients} of training {name} at {reached}")
     with resume_hint("stopped; the training goes on without these clients"):
         taking_part.run()

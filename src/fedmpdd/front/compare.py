@@ -134,7 +134,7 @@ class Comparison:
 
 def compare(
     task: Task,
-    codecs: Sequence[Codec | str],
+    codecs: Sequence[Codec | str | Sequence[Codec | str]],
     seeds: int | Sequence[int] = 3,
     *,
     out: str | Path | None = None,
@@ -152,7 +152,8 @@ def compare(
 
     Args:
         task: model, loss, metrics and the clients' data.
-        codecs: objects such as `MPDD(m=400)`, or words such as "mpdd:m=400".
+        codecs: objects such as `MPDD(m=400)`, or words such as "mpdd:m=400". One of them may be a list, of the codecs
+            of clients with different links; see `simulate`.
         seeds: how many, from `seed` on, or which.
         out: a folder with a run folder for every codec and seed. The same call goes on with what is there: a run that
             is finished is read, one that is half-way goes on, a damaged one is left out.
@@ -178,13 +179,17 @@ def compare(
     """
     if isinstance(codecs, str | Codec) or not isinstance(codecs, Iterable):
         raise ConfigError(f"codecs = {quote(codecs)}: expected a list of codecs, like [FedSGD(), MPDD(m=400)]")
+    if "links" in settings:
+        raise ConfigError(
+            "links would be the same in every training; give them as one of the codecs: [[…, …], FedSGD()]"
+        )
     codecs, chosen, folder, goals = list(codecs), _seeds(seeds, seed), folder_of(out), goals_of(target, budget)
     check_callbacks(callbacks)
     settings["seed"] = seed
     configs = [run_config(task, codec, **settings) for codec in codecs]
     words_given = [codec if isinstance(codec, str) else None for codec in codecs]
     return compare_configs(
-        [(text or config.codec.words, config) for text, config in zip(words_given, configs, strict=True)],
+        [(text or config.codec_words, config) for text, config in zip(words_given, configs, strict=True)],
         task,
         chosen,
         out=folder,

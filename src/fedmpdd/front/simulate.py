@@ -34,7 +34,7 @@ Factory = Callable[[Iterable[nn.Parameter]], Optimizer]
 
 def simulate(
     task: Task,
-    codec: Codec | str,
+    codec: Codec | str | Sequence[Codec | str],
     *,
     rounds: int = 100,
     per_round: int | None = None,
@@ -55,7 +55,8 @@ def simulate(
 
     Args:
         task: model, loss, metrics and the clients' data.
-        codec: what clients send, an object such as `MPDD(m=400)` or words such as "mpdd:m=400".
+        codec: what clients send, an object such as `MPDD(m=400)` or words such as "mpdd:m=400". A list of these is for
+            clients with different links: client i has number i mod their count (docs/links.md).
         rounds: how many.
         per_round: clients that take part in a round; all of them by default.
         batch: examples of each client's minibatch.
@@ -141,7 +142,7 @@ def train(
     with ExitStack() as stack:
         beside = list(callbacks)
         if progress:
-            name = config.codec.words if folder is None else folder.name
+            name = config.codec_words if folder is None else folder.name
             start = stack.enter_context(round_display())
             beside.insert(0, driver.progress(start(name, config.rounds, federation.next_round, config.score)))
         if run is None:
@@ -155,7 +156,7 @@ def train(
 
 def run_config(
     task: Task,
-    codec: Codec | str,
+    codec: Codec | str | Sequence[Codec | str],
     *,
     rounds: int = 100,
     per_round: int | None = None,
@@ -193,7 +194,11 @@ def run_config(
             f"task = {quote(task)}: expected fm.Task(model=…, loss=…, clients=…, test=…), which holds model and data"
         )
     beside = {key: settings.pop(key) for key in list(settings) if key in CodecConfig.model_fields and key != "name"}
-    table, lr = _codec_table(codec), plain(lr)
+    lr = plain(lr)
+    if isinstance(codec, Codec | str):
+        table = _codec_table(codec)
+    else:
+        table, settings["links"] = _link_tables(codec)
     for key in beside:
         if key in table and table[key] != beside[key]:
             raise ConfigError(f"{key} = {quote(beside[key])}, and the codec says {key} = {table[key]!r}; keep one")
@@ -260,6 +265,14 @@ def object_named(value: Any) -> str:
 def _codec_table(codec: Codec | str) -> dict[str, Any]:
     config = parse_codec(codec) if isinstance(codec, str) else CodecConfig.of(codec)
     return config.model_dump(mode="json", exclude_unset=True)
+
+
+def _link_tables(codecs: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The table of a config for all clients, which is that of the first link, and those of the links."""
+    tables = [_codec_table(codec) for codec in codecs] if isinstance(codecs, list | tuple) else []
+    if not tables:
+        raise ConfigError(f"codec = {quote(codecs)}: expected a codec, or a list with a codec for every link")
+    return tables[0], tables
 
 
 def _server(server: Any) -> tuple[dict[str, Any], float | None]:

@@ -6,6 +6,7 @@ federation, and who is protected against whom, is in fedmpdd.guarantees.guarante
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 from fedmpdd.errors import MissingDependencyError, PrivacyError
@@ -61,10 +62,18 @@ def epsilon(
     if noise_multiplier / math.sqrt(steps) < SMALLEST_NOISE:
         return Spent(math.inf, chosen)
     noise_multiplier = min(noise_multiplier, LARGEST_NOISE)
-    if chosen == "closed form":
-        return Spent(float(_dp_accounting().get_epsilon_gaussian(noise_multiplier / math.sqrt(steps), delta)), chosen)
+    _dp_accounting()  # if it is missing, that is said whatever was computed before
+    return _spent(noise_multiplier, steps, delta, sampling, chosen)
+
+
+@lru_cache(maxsize=4096)
+def _spent(noise_multiplier: float, steps: int, delta: float, sampling: Sampling, accountant: Accountant) -> Spent:
+    """Views of one training, and searches for their noise, ask for the same ε: it is computed once."""
+    if accountant == "closed form":
+        one = noise_multiplier / math.sqrt(steps)
+        return Spent(float(_dp_accounting().get_epsilon_gaussian(one, delta)), accountant)
     event = _event(noise_multiplier, steps, sampling)
-    return Spent(float(_fresh(chosen, sampling).compose(event).get_epsilon(delta)), chosen)
+    return Spent(float(_fresh(accountant, sampling).compose(event).get_epsilon(delta)), accountant)
 
 
 def noise_multiplier_for(

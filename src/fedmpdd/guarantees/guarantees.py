@@ -5,7 +5,6 @@ Who sees what is in `fedmpdd.guarantees.views`; each view becomes one row here.
 
 import math
 from dataclasses import asdict, dataclass
-from functools import cache
 from typing import Any
 
 from fedmpdd.errors import PrivacyError
@@ -86,16 +85,10 @@ class _Route:
         return math.sqrt(self.updates) / REPLACEMENT
 
     def spent(self, noise_multiplier: float, delta: float) -> Spent:
-        return _spent(noise_multiplier * self.gain, self.releases, delta, self.sampling)
+        return epsilon(noise_multiplier * self.gain, self.releases, delta, sampling=self.sampling)
 
     def noise_for(self, wanted: float, delta: float) -> float:
         return noise_multiplier_for(wanted, self.releases, delta, sampling=self.sampling) / self.gain
-
-
-@cache
-def _spent(noise_multiplier: float, releases: int, delta: float, sampling: FixedSize | None) -> Spent:
-    """Several views may have one ε, which is computed once."""
-    return epsilon(noise_multiplier, releases, delta, sampling=sampling)
 
 
 def guarantees(config: RunConfig, delta: float, colluding: int | None = None) -> list[Guarantee]:

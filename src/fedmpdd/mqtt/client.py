@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,12 @@ from fedmpdd.mqtt.follower import Follower, Lack
 from fedmpdd.mqtt.messages import Contribution, RoundMessage, marked_clients, pack_update
 from fedmpdd.mqtt.terms import Terms
 from fedmpdd.mqtt.topics import Topics
+from fedmpdd.uplink import SystemNoise
 from fedmpdd.uplink.policy import ClientPolicy
 from fedmpdd.wire.frames import payload_of
+
+if TYPE_CHECKING:  # it needs a package that others do not
+    from fedmpdd.mqtt.secure_client import Members
 
 Float32 = NDArray[np.float32]
 Gradient = Callable[
@@ -38,6 +42,9 @@ class Encoder(Protocol):
         """Return the bare frames of clients in a round that starts from this model."""
 
 
+# In a training of secure sums it is a fedmpdd.mqtt.secure_client.SumEncoder too.
+
+
 class GradientEncoder:
     """Encodes the gradients that somebody's function computes, by the path that all engines take.
 
@@ -49,14 +56,32 @@ class GradientEncoder:
 
     def __init__(self, terms: Terms, gradient: Gradient) -> None:
         self._terms, self._gradient = terms, gradient
-        self._uplink = terms.uplink()
+        self._uplinks = [terms.uplink(link) for link in range(len(terms.sessions))]
 
     def updates(self, round_number: int, flat: Float32, clients: Sequence[int]) -> list[bytes]:
         """See Encoder."""
         gradients = np.stack([np.asarray(self._gradient(flat, round_number, one), np.float32) for one in clients])
         keys = [self._terms.key(round_number, client) for client in clients]
-        batch = self._uplink.encode(round_number, gradients, keys, clients).batch
-        return [payload_of(update) for update in batch.updates()]
+        if len(self._uplinks) == 1:
+            batch = self._uplinks[0].encode(round_number, gradients, keys, clients).batch
+            return [payload_of(update) for update in batch.updates()]
+        payloads = []
+        for row, key, client in zip(gradients, keys, clients, strict=True):
+            uplink = self._uplinks[client % len(self._uplinks)]
+            (update,) = uplink.encode(round_number, row[np.newaxis], [key], [client]).batch.updates()
+            payloads.append(payload_of(update))
+        return payloads
+
+    def elements(self, round_number: int, flat: Float32, clients: Sequence[int]) -> list[NDArray[np.uint64]]:
+        """See fedmpdd.mqtt.secure_client.SumEncoder."""
+        from fedmpdd.mqtt.secure import sum_uplink  # needs a package that others do not
+
+        uplink, rows = sum_uplink(self._terms), []
+        for client in clients:
+            gradient = np.asarray(self._gradient(flat, round_number, client), np.float32)
+            key = self._terms.key(round_number, client)
+            rows.append(uplink.elements(gradient[np.newaxis], [key], [SystemNoise()])[0])
+        return rows
 
 
 Prepare = Callable[[Terms], tuple[Encoder, Float32 | None]]  # the terms to an encoder and, if known, the initial model
@@ -123,11 +148,12 @@ class Client:
         self._follower: Follower | None = None
         self._encoder: Encoder | None = None
         self._heard = b""  # the last message of a round: each connection brings it, and one is enough
+        self._members: Members | None = None  # where updates go into secure sums
         self._sent: dict[int, _Sent] = {}
         self._computed = -1  # the last round that was computed
         self._start: int | None = None  # of the server, as its last message said
         self._asks: str | None = None  # the topic that is subscribed to for want of a model
-        self._publishing: set[asyncio.Task[bool]] = set()
+        self._publishing: set[asyncio.Task[Any]] = set()
         self.sent_again = 0  # updates, because they were not acknowledged
         self.given_up = 0  # updates that were too late to be sent again
 
@@ -214,6 +240,8 @@ class Client:
             round_number, missing = marked_clients(payload, self._terms.clients)
             mine = [one for one, sent in self._sent.items() if one in missing and sent.round == round_number]
             self._send_again([one for one in mine if one == number])
+        elif self._members is not None and topic in (topics.sum, topics.to(number)):
+            self._members.hear(number, payload)
         elif topic.startswith(topics.model("")):
             self._follower.hear_part(payload)
 
@@ -233,8 +261,20 @@ class Client:
             raise OrderError(f"client {wrong[0]} is none of the {terms.clients} of training {self._topics.name!r}")
         encoder, initial = self._prepare(terms)
         self._terms, self._encoder, self._follower = terms, encoder, Follower(terms, initial)
+        if terms.secure:
+            self._join_sums(terms, encoder)
         while self._early:
             self._inbox.put_nowait(self._early.popleft())
+
+    def _join_sums(self, terms: Terms, encoder: Encoder) -> None:
+        from fedmpdd.mqtt.secure_client import Members, SumEncoder  # needs a package that others do not
+
+        if not isinstance(encoder, SumEncoder):
+            raise OrderError("the training is one of secure sums, and this client's encoder has no elements()")
+        self._members = Members(self._topics.name, terms, encoder, self._policy)
+        for number, connection in self._connections.items():
+            for topic in (self._topics.to(number), self._topics.sum):
+                self._publish_soon(connection.subscribe(topic, again=True))
 
     def _take_acknowledgements(self, message: RoundMessage) -> None:
         """Forget updates that are on the server's disk, and send those again that it should have by now."""
@@ -285,6 +325,12 @@ class Client:
             self._on_round(newest)
         if newest.is_over:
             return True
+        if self._members is not None:
+            self._computed = newest.round
+            for number, data in await asyncio.to_thread(self._members.answers, newest.round, self._follower.flat):
+                topic = self._topics.update(number)
+                self._publish_soon(self._connections[number].publish(topic, data, alias=True))
+            return False
         if newest.round <= self._computed:
             return False
         self._computed = newest.round

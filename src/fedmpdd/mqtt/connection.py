@@ -90,10 +90,19 @@ class Connection:
         if self._connected is not None:
             self._connected()
 
-    async def subscribe(self, topic: str) -> None:
-        """Subscribe to a topic too, as long as this connection lasts."""
+    async def subscribe(self, topic: str, *, again: bool = False) -> None:
+        """Subscribe to a topic too, as long as this connection lasts; again: and whenever it was made anew."""
+        import aiomqtt
+
+        if again:
+            self._topics.append(topic)
         await self._ready.wait()
-        await self._client.subscribe([(topic, 1)])
+        try:
+            await self._client.subscribe([(topic, 1)])
+        except (aiomqtt.MqttError, AttributeError) as error:  # it was lost in between
+            if not again:
+                raise
+            _log.info("%s: %s is subscribed to later: %s", self._broker, topic, _words_of(error))
 
     async def unsubscribe(self, topic: str) -> None:
         """Leave a topic."""
@@ -151,7 +160,10 @@ def _errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
 
 
 def _words_of(error: BaseException) -> str:
-    return str(error) or type(error).__name__
+    """What an error says, and what the broker gave as the reason where the library keeps it behind another error."""
+    words = str(error) or type(error).__name__
+    reason = getattr(error.__cause__, "rc", None)
+    return words if reason is None else f"{words}: {reason}"
 
 
 def _remedy(text: str) -> str:

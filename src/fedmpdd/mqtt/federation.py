@@ -1,7 +1,7 @@
 """A config's training with clients at a broker: the server's side as a federation, and what its clients compute."""
 
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedmpdd.directions import Key
 from fedmpdd.errors import ConfigError
 from fedmpdd.mqtt.broker import Broker
 from fedmpdd.mqtt.client import Prepare
-from fedmpdd.mqtt.gatherer import weights_of
+from fedmpdd.mqtt.gatherer import Counted, weights_of
 from fedmpdd.mqtt.messages import RoundMessage, pack_contributions, read_contributions
 from fedmpdd.mqtt.rounds import Rounds, message_of
 from fedmpdd.mqtt.terms import Terms
@@ -22,11 +23,12 @@ from fedmpdd.simulation import sampling
 from fedmpdd.simulation.clients import Computed, GradientRequest
 from fedmpdd.simulation.config import RunConfig
 from fedmpdd.simulation.engine import Answers, Federation, Plan, federation_of
+from fedmpdd.simulation.links import bundle_codecs
 from fedmpdd.simulation.replay import model_sha256
 from fedmpdd.simulation.tasks import load_task
 from fedmpdd.tasks.data import Dataset
 from fedmpdd.tasks.task import Task
-from fedmpdd.uplink import Uploads
+from fedmpdd.uplink import MixedUploads, Uploads
 from fedmpdd.wire.frames import payload_of
 
 MOST_PAST = 300  # rounds whose messages are kept until a training goes on: more than any tail and any age
@@ -61,8 +63,6 @@ class MqttFederation(Federation):
 
     def _check_engine(self) -> None:
         config = self.config
-        if config.secure is not None:
-            raise ConfigError("secure sums take several messages of each client, which this engine does not carry yet")
         if config.source == "losses":
             raise ConfigError(f"codec {config.codec.name!r} sends losses, which this engine's clients do not compute")
         if self._statistics is not None:
@@ -77,7 +77,7 @@ class MqttFederation(Federation):
         replica: Any = self._server
         added = self._past[-1] if self._past else None
         if not self._has_begun:
-            self._rounds.begin(replica, self._past, start=len(self._past) and 1 + plan.round % 255)
+            self._rounds.begin(replica, self._past)
             self._has_begun = True
         counted = self._rounds.round(plan.round, replica, added)
         contributions = counted.contributions
@@ -87,16 +87,34 @@ class MqttFederation(Federation):
             examples = [float(self.partition.examples_of(one.client).size) for one in contributions]
         answered = plan._replace(
             present=np.array([one.client for one in contributions], np.int64),
-            keys=[update.key for update in counted.updates],
+            keys=[self._terms.key(plan.round - one.age, one.client) for one in contributions],
             weights=weights_of(contributions, self._terms, examples),
             arrived=pack_contributions(contributions, self._terms, plan.round),
         )
-        uploads = None
-        if counted.updates:
-            uploads = self._uplink.uploads_of(counted.updates)
-            uploads = Uploads(uploads.batch, counted.nbytes, uploads.payload_bytes)
+        uploads = self._uploads_of(counted, plan.round, answered.keys)
         nothing = Computed(None, torch.full((len(contributions),), torch.nan))
-        return Answers(answered, uploads, nothing, self._clock() - begun, 0.0)
+        vain_bytes = counted.nbytes if uploads is None else 0
+        return Answers(answered, uploads, nothing, self._clock() - begun, 0.0, vain_bytes)
+
+    def _uploads_of(self, counted: Counted, number: int, keys: list[Key]) -> Any:
+        """The updates of a round as the uplink takes them, with the bytes that were sent; None where none came."""
+        if not counted.updates:
+            return None
+        secure = self.config.secure
+        if counted.total is not None and secure is not None:
+            from fedmpdd.secure_sum import Ring  # needs a package that others do not
+            from fedmpdd.simulation.secure import SecureUploads
+
+            payload_bytes = len(keys) * Ring(secure.ring_bits).nbytes(len(counted.total))
+            return SecureUploads(counted.total[np.newaxis], tuple(keys), counted.nbytes, payload_bytes)
+        if self.config.links:
+            mixed: MixedUploads = self._uplink.uploads_of(counted.updates, number)
+            parts = [
+                part and replace(part, frame_bytes=part.payload_bytes + 2 * len(part.batch)) for part in mixed.parts
+            ]
+            return replace(mixed, parts=tuple(parts))
+        uploads: Uploads = self._uplink.uploads_of(counted.updates)
+        return replace(uploads, frame_bytes=counted.nbytes)
 
     def _note(self, mean: Any) -> None:
         super()._note(mean)
@@ -114,7 +132,7 @@ class MqttFederation(Federation):
     def advance(self, record: Record, *, changes_model: bool) -> None:
         """See Federation; what clients were told of the round is remembered too."""
         if changes_model:
-            self._server.apply(record.bundle, self.config.bundle_codec(self.codec, record.round))
+            self._server.apply(record.bundle, bundle_codecs(self.config, self.codecs, record.round))
         else:  # from a checkpoint, it is that of a later round already
             self.next_round = record.round + 1
         self._contributions = read_contributions(record.note.get("arrived"), self._terms, record.round)
@@ -170,10 +188,10 @@ def terms_of(federation: Federation) -> Terms:
     """Return what both sides of a config's training agree on."""
     config = federation.config
     protection = config.codec.protection()
-    name, parameters = config.codec.registered()
+    tables = [{"name": name, **parameters} for name, parameters in (one.codec.registered() for one in config.of_links)]
     given = {} if protection is None else {key: value for key, value in asdict(protection).items() if key != "codec"}
     return Terms(
-        codec={"name": name, **parameters},
+        codec=tables[0],
         shapes=tuple(tuple(shape) for shape in federation.model.shapes),
         seed=sampling.session_seed(config),
         clients=config.clients,
@@ -188,6 +206,9 @@ def terms_of(federation: Federation) -> Terms:
         arrivals=config.arrivals,
         error_feedback=config.codec.error_feedback,
         protection={key: value for key, value in given.items() if value is not None},
+        links=tuple(tables) if config.links else (),
+        link_spread=config.link_spread,
+        secure={} if config.secure is None else asdict(config.secure),
         model_sha256=federation.journal_header.model_sha256,
     )
 
@@ -201,6 +222,12 @@ class FederationEncoder:
     def updates(self, round_number: int, flat: NDArray[np.float32], clients: Sequence[int]) -> list[bytes]:
         """See fedmpdd.mqtt.client.Encoder."""
         return [payload_of(update) for update in self._federation.updates_of(round_number, flat, clients)]
+
+    def elements(
+        self, round_number: int, flat: NDArray[np.float32], clients: Sequence[int]
+    ) -> list[NDArray[np.uint64]]:
+        """See fedmpdd.mqtt.secure_client.SumEncoder."""
+        return self._federation.elements_of(round_number, flat, clients)
 
 
 def prepare_with(config: RunConfig, data_dir: Path | None = None) -> Prepare:

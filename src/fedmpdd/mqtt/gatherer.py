@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedmpdd.codecs import Codec, Update
 from fedmpdd.errors import FedmpddError, RunError
@@ -25,6 +26,26 @@ MOST_LINES = 5  # of a kind in the log, per round
 _NUMBER = re.compile(r"\d[\d.,e+-]*", re.ASCII)
 
 
+class Drops(Counter[str]):
+    """How many messages did not count, by reason; a few of each are in the log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines: Counter[str] = Counter()  # of a round in the log
+
+    def begin(self) -> None:
+        """Begin another round, with lines of its own in the log."""
+        self._lines.clear()
+
+    def note(self, round_number: int, client: int, reason: str) -> None:
+        """Take note of a message that does not count."""
+        kind = _NUMBER.sub("…", reason.split(",")[0])  # who sends nonsense does not choose how many kinds there are
+        self[kind] += 1
+        self._lines[kind] += 1
+        if self._lines[kind] <= MOST_LINES:
+            _log.warning("round %s: dropped an update of client %s: %s", round_number, client, reason)
+
+
 class Counted(NamedTuple):
     """What counts of a round.
 
@@ -32,12 +53,14 @@ class Counted(NamedTuple):
         contributions: who, and by how many rounds late.
         updates: one for each.
         nbytes: of what they sent, the two bytes of the round among them.
+        total: the integers that a secure sum came to; there is one update then, the mean of all who contributed.
 
     """
 
     contributions: tuple[Contribution, ...]
     updates: list[Update]
     nbytes: int
+    total: NDArray[np.uint64] | None = None
 
 
 class Gatherer:
@@ -60,9 +83,8 @@ class Gatherer:
         self._counted_before: deque[set[Contribution]] = deque(maxlen=terms.arrivals.max_age)
         self._target = 1
         self._samples: dict[int, frozenset[int]] = {}
-        self._codecs: dict[int, tuple[Codec, int]] = {}  # of the rounds that may be answered, and their bytes an update
-        self.drops: Counter[str] = Counter()  # why updates did not count, since the start
-        self._lines: Counter[str] = Counter()  # of this round in the log
+        self._codecs: dict[int, dict[int, Codec]] = {}  # of the rounds that may be answered, by the bytes of an update
+        self.drops = Drops()  # why updates did not count, since the start
         self.duplicates = 0
         self._problem: str | None = None
 
@@ -73,7 +95,7 @@ class Gatherer:
             most = self.terms.arrivals.max_age
             self._counted_before.append(self._counted_now)
             self._counted_now = set()
-            self._lines.clear()
+            self.drops.begin()
             self._pending = {
                 Contribution(one.client, one.age + aged): data
                 for one, data in self._pending.items()
@@ -84,16 +106,15 @@ class Gatherer:
             self._target = self.terms.arrivals.target(len(self._asked))
             first = max(0, round_number - most)
             self._samples = {k: self._samples.get(k) or self._sample(k) for k in range(first, round_number + 1)}
-            self._codecs = {k: self._codecs.get(k) or self._codec(k) for k in range(first, round_number + 1)}
+            self._codecs = {k: self._codecs.get(k) or self._codecs_of(k) for k in range(first, round_number + 1)}
 
     def _sample(self, number: int) -> frozenset[int]:
         if self.terms.per_round == self.terms.clients:
             return frozenset()  # everybody
         return frozenset(self.terms.sample(number).tolist())
 
-    def _codec(self, number: int) -> tuple[Codec, int]:
-        codec = self.terms.session.codec_at(number)
-        return codec, codec.bytes_per_update(self.terms.d)
+    def _codecs_of(self, number: int) -> dict[int, Codec]:
+        return {session.frame_bytes(number): session.codec_at(number) for session in self.terms.sessions}
 
     def receive(self, client: int, data: bytes) -> None:
         """Take what a client sent; what cannot count is dropped, with a reason in the log."""
@@ -122,11 +143,12 @@ class Gatherer:
         sample = self._samples[number]
         if client >= self.terms.clients or (sample and client not in sample):
             raise RunError("it was not asked in that round")
-        codec, expected = self._codecs[number]
-        if age and codec != self._codecs[self._round][0]:
+        codecs = self._codecs[number]
+        if age and codecs != self._codecs[self._round]:
             raise RunError("its update is late, and of the codec of an earlier round")
-        if len(payload) != expected:
-            raise RunError(f"its frame has {len(payload)} bytes, expected {expected}: another codec or model")
+        if len(payload) not in codecs:
+            lengths = " or ".join(map(str, codecs))
+            raise RunError(f"its frame has {len(payload)} bytes, expected {lengths}: another codec or model")
         if one in self._pending or self._has_counted(one):
             self.duplicates += 1
             return None, payload
@@ -143,11 +165,7 @@ class Gatherer:
             self._counted_now = set(contributions)
 
     def _drop(self, client: int, reason: str) -> None:
-        kind = _NUMBER.sub("…", reason.split(",")[0])  # who sends nonsense does not choose how many kinds there are
-        self.drops[kind] += 1
-        self._lines[kind] += 1
-        if self._lines[kind] <= MOST_LINES:
-            _log.warning("round %s: dropped an update of client %s: %s", self._round, client, reason)
+        self.drops.note(self._round, client, reason)
 
     def fail(self, problem: str) -> None:
         """End the wait of whoever waits for a round: nothing can come any more."""
@@ -229,7 +247,9 @@ class Gatherer:
         place = one.client
         if terms.keys == "partitioned":
             place = int(np.searchsorted(terms.sample(number), one.client))
-        return terms.session.unpack(payload, number, place)
+        session = terms.session_of_length(number, len(payload))
+        assert session is not None  # others were dropped when they came
+        return session.unpack(payload, number, place)
 
 
 def weights_of(

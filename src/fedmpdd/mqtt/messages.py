@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedmpdd.codecs import Update
+from fedmpdd.codecs import NO_KEY, Codec, Update
 from fedmpdd.directions import Key, round_seed
 from fedmpdd.errors import (
     ContentError,
@@ -76,7 +76,7 @@ class RoundMessage(NamedTuple):
         model_tag: the first bytes of the hash of the model that it starts from.
         bundle: of the round before, as a journal holds it; None in the first round of a training.
         contributions: whose updates are in the bundle: they are on the server's disk.
-        start: how often the server was started, modulo 256. After another start it lacks what it did not acknowledge.
+        start: a number of the server's start, from 0 to 255. After another it lacks what it did not acknowledge.
         is_over: whether no round begins any more.
 
     """
@@ -148,9 +148,10 @@ def _short(kind: int, bundle: bytes, contributions: Sequence[Contribution], term
 
 
 def _payload_bytes(kind: int, contributions: Sequence[Contribution], terms: Terms, number: int) -> int | None:
-    if not contributions or (kind == _MEAN) != (terms.mean_bits is not None):
+    codec = terms.bundle_codec(number)
+    if not contributions or (kind == _MEAN) != terms.has_one_update or not isinstance(codec, Codec):
         return None
-    size = terms.bundle_codec(number).bytes_per_update(terms.d)
+    size = codec.bytes_per_update(terms.d)
     return size if kind == _MEAN else size * len(contributions)
 
 
@@ -162,6 +163,7 @@ def _rebuilt(kind: int, body: bytes, contributions: Sequence[Contribution], term
             f"what round {number} added has {len(body)} bytes, where {len(contributions)} updates have {expected}"
         )
     codec = terms.bundle_codec(number)
+    assert isinstance(codec, Codec)  # of several there are no payloads alone
     sections, size = codec.sections(terms.d), codec.bytes_per_update(terms.d)
     keys = _keys(kind, contributions, terms, number)
     updates = []
@@ -176,7 +178,7 @@ def _rebuilt(kind: int, body: bytes, contributions: Sequence[Contribution], term
 
 def _keys(kind: int, contributions: Sequence[Contribution], terms: Terms, number: int) -> list[Key]:
     if kind == _MEAN:
-        return [Key(round_seed(terms.seed, number))]
+        return [Key(round_seed(terms.seed, number)) if terms.session.codec.needs_key else NO_KEY]
     if terms.keys == "partitioned":
         seed, clients = round_seed(terms.seed, number), [one.client for one in contributions]
         return [Key(seed, int(slot)) for slot in np.searchsorted(terms.sample(number), clients)]

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedmpdd.errors import FedmpddError, RunError
 from fedmpdd.mqtt.broker import Broker
-from fedmpdd.mqtt.connection import LeanConnection
+from fedmpdd.mqtt.connection import FIRST_PAUSE, LeanConnection
 from fedmpdd.mqtt.topics import Topics
 
 _log = logging.getLogger("fedmpdd")
@@ -73,14 +73,29 @@ class Post:
             self._retained.update(messages)
         if self._loop is None:
             raise RunError("the server is not connected; call start first")
-        sending = asyncio.run_coroutine_threadsafe(self._send(messages, retain), self._loop)
-        if wait:
-            sending.result(PATIENCE_S + sum(len(payload) for _, payload in messages) / SLOWEST)
+        sending = asyncio.run_coroutine_threadsafe(self._send(messages, retain, until_there=wait), self._loop)
+        if not wait:
+            return
+        patience = PATIENCE_S + sum(len(payload) for _, payload in messages) / SLOWEST
+        try:
+            sending.result(patience)
+        except TimeoutError:
+            sending.cancel()
+            raise RunError(
+                f"{self._broker} did not take the server's messages within {patience:.0f} s; go on with the run once "
+                "it is back"
+            ) from None
 
-    async def _send(self, messages: Sequence[tuple[str, bytes]], retain: bool) -> None:
+    async def _send(self, messages: Sequence[tuple[str, bytes]], retain: bool, *, until_there: bool = False) -> None:
         assert self._connection is not None
         for topic, payload in messages:
-            await self._connection.publish(topic, payload, retain=retain)
+            while not await self._connection.publish(topic, payload, retain=retain) and until_there:
+                await asyncio.sleep(FIRST_PAUSE)  # for the connection to notice, too, that it is none
+
+    async def _send_retained(self) -> None:
+        """Write again what a broker may have lost: at each topic what belongs there by then, and nothing older."""
+        for topic in list(self._retained):
+            await self._send([(topic, self._retained[topic])], True)
 
     def close(self) -> None:
         """End the connection, once what was published is with the broker."""
@@ -115,7 +130,7 @@ class Post:
         assert self._loop is not None
         if self._connection is not None and self._connection.count > 1:
             _log.info("%s: connected again; its retained messages are written again", self._broker)
-            self._again = self._loop.create_task(self._send(list(self._retained.items()), True))
+            self._again = self._loop.create_task(self._send_retained())
         else:
             self._loop.call_later(1.0, self._ready.set)  # time for retained terms to come, if there are none
 

@@ -1,7 +1,9 @@
 """Rounds over a broker, as a server has them: it begins one, waits for updates, and says what the one before added."""
 
 import logging
+import secrets
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +17,9 @@ from fedmpdd.mqtt.post import Post
 from fedmpdd.mqtt.terms import Terms
 from fedmpdd.mqtt.topics import Topics
 from fedmpdd.server.replica import Replica
+
+if TYPE_CHECKING:  # it needs a package that others do not
+    from fedmpdd.mqtt.secure import SumGatherer
 
 _log = logging.getLogger("fedmpdd")
 
@@ -35,19 +40,25 @@ class Rounds:
     def __init__(self, broker: Broker, name: str, terms: Terms, *, replaces: bool = False) -> None:
         self._broker, self._terms, self._replaces = broker, terms, replaces
         self._topics = Topics(name)
-        self._gatherer = Gatherer(terms, self._ask_again)
+        self._gatherer = self._make_gatherer(name)
         self._post = Post(broker, self._topics, self._gatherer.receive, self._gatherer.fail)
         self._start = 0
         self._round = 0
         self._packed: tuple[int, bytes] | None = None  # the message of a round, by its number
 
-    def begin(self, replica: Replica[NDArray[np.float32]], past: Sequence[RoundMessage] = (), start: int = 0) -> None:
+    def _make_gatherer(self, name: str) -> "Gatherer | SumGatherer":
+        if not self._terms.secure:
+            return Gatherer(self._terms, self._ask_again)
+        from fedmpdd.mqtt.secure import SumGatherer
+
+        return SumGatherer(name, self._terms, self._send_to)
+
+    def begin(self, replica: Replica[NDArray[np.float32]], past: Sequence[RoundMessage] = ()) -> None:
         """Connect, and publish all that a client needs, also one that comes later.
 
         Args:
             replica: the model as it is now.
             past: the messages of the last rounds, after a restart; the last begins the round of the model.
-            start: how often the training was started before.
 
         Raises:
             RunError: the broker cannot be reached, or has another training of this name.
@@ -59,7 +70,8 @@ class Rounds:
             raise RunError(
                 f"{self._broker} has another training named {topics.name!r}; choose another --name, or --replace it"
             )
-        self._start, self._packed = start, None
+        # By another number clients see that a server began anew, which lacks what it did not acknowledge.
+        self._start, self._packed = secrets.randbelow(256), None
         for message in past[-1 - self._terms.arrivals.max_age :]:
             self._gatherer.remember(message.contributions)
         tail = [(topics.tail(message.round % TAIL), self._pack(message)) for message in past[-TAIL:]]
@@ -119,6 +131,13 @@ class Rounds:
     def _parts(self, replica: Replica[NDArray[np.float32]]) -> list[tuple[str, bytes]]:
         parts = pack_parts(replica.next_round, snapshot(replica), self._terms)
         return [(self._topics.model(number), part) for number, part in enumerate(parts)]
+
+    def _send_to(self, messages: Sequence[tuple[int | None, bytes]]) -> None:
+        """Send messages of a secure sum, each to a client or to all."""
+        topics = self._topics
+        self._post.publish([(topics.sum, message) for client, message in messages if client is None])
+        one_each = [(topics.to(client), message) for client, message in messages if client is not None]
+        self._post.publish(one_each, retain=False)
 
     def _ask_again(self, clients: list[int]) -> None:
         here = self._post.present

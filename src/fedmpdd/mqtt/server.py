@@ -2,13 +2,14 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpdd.codecs import Codec
+from fedmpdd.codecs import Codec, Update
 from fedmpdd.codecs.registry import parameter_names
 from fedmpdd.documents import read_json, write_text
 from fedmpdd.errors import ConfigError, GradientError, JournalError, RunError
@@ -20,7 +21,7 @@ from fedmpdd.mqtt.rounds import Rounds, message_of
 from fedmpdd.mqtt.terms import Terms
 from fedmpdd.server.journal import JOURNAL, Header, Journal, JournalReader, Record
 from fedmpdd.server.step import StepRule
-from fedmpdd.uplink import Mean, RobustMean, Uplink
+from fedmpdd.uplink import AnyMean, MixedUplink, RobustMean, SecureRounds, Uplink
 from fedmpdd.uplink.arrivals import SYNCHRONOUS, Arrivals
 from fedmpdd.wire.bare import AssignedKeys
 from fedmpdd.wire.bundle import Bundle
@@ -37,7 +38,8 @@ class Server:
         broker: to connect to: a Broker, or its address.
         name: of the training, in the topics of the broker.
         model: the initial parameters, float32 [d].
-        codec: of the updates.
+        codec: of the updates. Several are those of clients with different links: client i has number i mod how many,
+            and the server weighs each by the error that its codec states (docs/links.md).
         folder: for the journal; made where there is none.
         clients: how many there are; they are numbered from 0.
         rounds: of the training.
@@ -51,7 +53,9 @@ class Server:
         protection: clip and noise of every update, such as {"clip": 1.0, "noise_multiplier": 0.5}; the clients, who
             draw the noise, can insist on it by a ClientPolicy.
         error_feedback: whether clients remember what their codec left out.
+        link_spread: how several codecs are weighed: "middle", "inf" for equal weights, or a number.
         robust: how the mean is taken where clients may lie; by default the plain mean.
+        secure: updates go into secure sums, of which the server sees nothing else; by default they go alone.
         shapes: of the model's parameters, for codecs that need them; by default one vector.
         replaces: whether another training of that name may be replaced at the broker.
 
@@ -71,7 +75,7 @@ class Server:
         broker: Broker | str,
         name: str,
         model: Float32,
-        codec: Codec,
+        codec: Codec | Sequence[Codec],
         folder: str | Path,
         *,
         clients: int,
@@ -85,7 +89,9 @@ class Server:
         mean_bits: int | None = None,
         protection: Mapping[str, float] | None = None,
         error_feedback: bool = False,
+        link_spread: float | str = "middle",
         robust: RobustMean | None = None,
+        secure: SecureRounds | None = None,
         shapes: Sequence[tuple[int, ...]] | None = None,
         replaces: bool = False,
     ) -> None:
@@ -97,10 +103,15 @@ class Server:
         chosen = int.from_bytes(os.urandom(7), "little") if seed is None else seed
         if kept is not None and seed is None:
             chosen = kept.seed
-        parameters = {name: getattr(codec, name) for name in parameter_names(type(codec))}
-        trims = robust is not None and mean_bits is None and robust.trims(codec, shared=keys == "shared")
+        codecs = [codec] if isinstance(codec, Codec) else list(codec)
+        tables = [{"name": one.name, **_parameters(one)} for one in codecs]
+        if not tables:
+            raise ConfigError("codec = []: expected a codec, or several for clients with different links")
+        trims = robust is not None and mean_bits is None and robust.trims(codecs[0], shared=keys == "shared")
         self._terms = Terms(
-            codec={"name": codec.name, **parameters},
+            codec=tables[0],
+            links=tuple(tables) if len(tables) > 1 else (),
+            link_spread=link_spread,
             shapes=tuple(map(tuple, shapes or [flat.shape])),
             seed=chosen,
             clients=clients,
@@ -114,6 +125,7 @@ class Server:
             arrivals=arrivals,
             error_feedback=error_feedback,
             protection=dict(protection or {}),
+            secure={} if secure is None else asdict(secure),
             model_sha256=model_sha256(flat),
         )
         if self._terms.d != flat.size:
@@ -123,9 +135,16 @@ class Server:
                 f"{self._folder} holds another training: {', '.join(differ)} differ; give what it began with, or "
                 "choose another folder"
             )
+        if robust is not None and secure is not None:
+            raise ConfigError("secure with robust: nobody sees single updates, by which one tells liars; leave one out")
         self._initial = flat.copy()
-        codec = self._terms.session.codec
-        self._uplink = Uplink(codec, self._terms.d, keys, mean_bits=mean_bits, robust=robust)
+        bits = None if secure is not None else mean_bits  # of a secure sum the mean comes as one update
+        uplinks = [
+            Uplink(session.codec, self._terms.d, keys, mean_bits=bits, robust=robust)
+            for session in self._terms.sessions
+        ]
+        self._uplink = uplinks[0]
+        self._mixed = MixedUplink(uplinks, range(len(uplinks)), self._terms.spread) if self._terms.links else None
         self._rounds = Rounds(
             Broker.parse(broker) if isinstance(broker, str) else broker, name, self._terms, replaces=replaces
         )
@@ -183,7 +202,7 @@ class Server:
         """
         journal, replica, past = self._open()
         try:
-            self._rounds.begin(replica, past, start=1 + len(past) % 255 if past else 0)
+            self._rounds.begin(replica, past)
             while replica.next_round < self._terms.rounds:
                 number = replica.next_round
                 added, note = self._round(journal, replica, past[-1] if past else None)
@@ -202,16 +221,25 @@ class Server:
     ) -> tuple[RoundMessage, dict[str, Any]]:
         number = replica.next_round
         counted = self._rounds.round(number, replica, before)
-        mean: Mean | None = None
+        mean: AnyMean | None = None
         if counted.updates:
             weights = weights_of(counted.contributions, self._terms)
-            mean = self._uplink.mean(self._uplink.uploads_of(counted.updates), weights)
+            mean = self._mean(counted.updates, weights, number)
         replica.take(mean)
         if not np.isfinite(replica.flat).all():
             raise GradientError(f"the step of round {number} makes the model infinite; lower lr")
         bundle = (Bundle() if mean is None else mean.bundle()).pack()
         sha256 = model_sha256(replica.flat)
-        note = {"round": number, "clients": len(counted.updates), "uplink_bytes": counted.nbytes}
+        note = {"round": number, "clients": len(counted.contributions), "uplink_bytes": counted.nbytes}
         arrived = pack_contributions(counted.contributions, self._terms, number)
         journal.append(Record(number, bundle, sha256, {**note, "arrived": arrived}))
         return message_of(number + 1, sha256, bundle, counted.contributions), note
+
+    def _mean(self, updates: list[Update], weights: list[float] | None, number: int) -> AnyMean:
+        if self._mixed is None:
+            return self._uplink.mean(self._uplink.uploads_of(updates), weights)
+        return self._mixed.mean(self._mixed.uploads_of(updates, number), weights, round_number=number)
+
+
+def _parameters(codec: Codec) -> dict[str, Any]:
+    return {name: getattr(codec, name) for name in parameter_names(type(codec))}

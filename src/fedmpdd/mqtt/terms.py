@@ -12,11 +12,19 @@ from numpy.typing import NDArray
 
 from fedmpdd.codecs import NO_KEY, Codec, make_codec
 from fedmpdd.directions import Key
-from fedmpdd.documents import check_number, is_count, parse_json
+from fedmpdd.documents import check_number, is_count, is_number, parse_json
 from fedmpdd.errors import ConfigError, FedmpddError, OrderError
 from fedmpdd.server.replica import Replica
 from fedmpdd.server.step import CONSTANT, OPTIMISERS, SCHEDULES, Schedule, Step, StepRule
-from fedmpdd.uplink import ErrorFeedback, Protection, Uplink
+from fedmpdd.uplink import (
+    ErrorFeedback,
+    Protection,
+    SecureRounds,
+    Uplink,
+    check_links,
+    check_memory,
+    client_weights,
+)
 from fedmpdd.uplink.arrivals import SYNCHRONOUS, Arrivals
 from fedmpdd.uplink.policy import Order
 from fedmpdd.wire.bare import WAYS, AssignedKeys, BareSession
@@ -24,6 +32,7 @@ from fedmpdd.wire.bundle import MOST_UPDATES
 
 SGD = StepRule()
 VERSION = 1
+MOST_LINKS = 256
 _PROTECTION = ("clip", "noise_multiplier", "scale_grid")
 TAG_BYTES = 4  # of the hash, in every message: enough to tell trainings apart
 LARGEST_TERMS = 2**20
@@ -53,6 +62,10 @@ class Terms:
         arrivals: when the server steps, and what late updates count for.
         error_feedback: whether clients remember what their codec left out.
         protection: clip and noise of each update, as a table; empty for none.
+        links: the codecs of clients with different links, as tables; client i has that of link i mod their number,
+            unless it says another. Empty where all have `codec`.
+        link_spread: how links are weighed: "middle", "inf" for equal weights, or a number. See fedmpdd.uplink.mixed.
+        secure: the arguments of SecureRounds, as a table, where updates go into secure sums; empty where they go alone.
         model_sha256: of the initial model.
 
     Example:
@@ -77,6 +90,9 @@ class Terms:
     arrivals: Arrivals = SYNCHRONOUS
     error_feedback: bool = False
     protection: dict[str, float] = field(default_factory=dict)
+    links: tuple[dict[str, Any], ...] = ()
+    link_spread: float | str = "middle"
+    secure: dict[str, Any] = field(default_factory=dict)
     model_sha256: str = ""
 
     def __post_init__(self) -> None:
@@ -107,23 +123,88 @@ class Terms:
             )
         if unknown := set(self.protection) - set(_PROTECTION):
             raise ConfigError(f"protection has {sorted(unknown)}; expected some of {', '.join(_PROTECTION)}")
-        self.uplink()
+        if self.links:
+            self._check_links()
+        for link in range(len(self.sessions)):
+            self.uplink(link)
+        if self.sums is not None:
+            self._check_sums(self.sums)
+
+    @property
+    def sums(self) -> SecureRounds | None:
+        """The settings of the rounds' secure sums; None where updates go alone."""
+        return SecureRounds(**self.secure) if self.secure else None
+
+    def _check_sums(self, sums: SecureRounds) -> None:
+        codec = self.session.codec
+        sums.check_parts(codec, self.keys, weighting="equal", robust=False, protects=bool(self.protection))
+        if self.error_feedback:
+            check_memory(codec, has_gradient=True, hidden=True)
+        try:
+            sums.check(self.per_round)
+        except ConfigError as error:
+            raise ConfigError(f"secure.{error}") from None
+        if self.arrivals.max_age:
+            raise ConfigError(
+                f"arrivals.max_age = {self.arrivals.max_age} with secure: masks cancel among the clients of one round, "
+                "so that nothing can be added to a later sum; set max_age = 0"
+            )
+        threshold = sums.threshold(self.per_round)
+        if self.arrivals.target(self.per_round) < threshold:
+            raise ConfigError(
+                f"arrivals.enough = {self.arrivals.enough} with secure: a sum takes {threshold} of "
+                f"{self.per_round} clients; raise it, or secure.dropouts"
+            )
+
+    @property
+    def has_one_update(self) -> bool:
+        """Whether one update, the mean, stands for those of a round's clients."""
+        return self.mean_bits is not None or bool(self.secure)
 
     @cached_property
     def d(self) -> int:
         """Coordinates of the model."""
         return sum(int(np.prod(shape)) for shape in self.shapes)
 
+    def _check_links(self) -> None:
+        check_links(self.keys, sums=bool(self.secure))
+        if isinstance(self.link_spread, str) and self.link_spread not in ("middle", "inf"):
+            raise ConfigError(f'link_spread = {self.link_spread!r}: expected "middle", "inf" or a number, 0 or more')
+        lengths = [session.frame_bytes() for session in self.sessions]
+        if len(set(lengths)) < len(lengths):
+            raise ConfigError(
+                f"links have frames of {lengths} bytes: by its length the server knows which codec a frame is of; "
+                "give each link a codec of another size"
+            )
+        client_weights([session.codec for session in self.sessions], self.d, spread=self.spread)  # who states none?
+
+    @property
+    def spread(self) -> float | None:
+        """How far gradients of clients are from their mean, by which links are weighed; None to follow the codecs."""
+        return None if self.link_spread == "middle" else float(self.link_spread)
+
     @cached_property
-    def session(self) -> BareSession:
-        """The session of all updates."""
-        parameters = dict(self.codec)
+    def sessions(self) -> tuple[BareSession, ...]:
+        """The session of each link's updates; one where all clients have one codec."""
+        return tuple(self._session_of(link) for link in self.links or (self.codec,))
+
+    def _session_of(self, table: dict[str, Any]) -> BareSession:
+        parameters = dict(table)
         codec: Codec = make_codec(parameters.pop("name"), parameters).for_shapes(self.shapes)
         return BareSession(codec, self.d, self.seed, keys=self.keys)
 
-    def uplink(self) -> Uplink:
-        """Return the path of an update on the client's side."""
-        codec = self.session.codec
+    @property
+    def session(self) -> BareSession:
+        """The session of all updates, or of those of the first link."""
+        return self.sessions[0]
+
+    def session_of_length(self, round_number: int, length: int) -> BareSession | None:
+        """Return the session whose frames of a round have this length; None if there is none."""
+        return next((one for one in self.sessions if one.frame_bytes(round_number) == length), None)
+
+    def uplink(self, link: int = 0) -> Uplink:
+        """Return the path of an update of a link on the client's side."""
+        codec = self.sessions[link].codec
         return Uplink(
             codec,
             self.d,
@@ -136,7 +217,8 @@ class Terms:
     def order(self, round_number: int) -> Order:
         """Return what these terms ask of an update, for a policy. Whoever has the terms has its key."""
         codec = self.session.codec_at(round_number)
-        return Order(codec, NO_KEY if codec.noise_from_key else None, self.protection)
+        key = NO_KEY if codec.noise_from_key else None
+        return Order(codec, key, self.protection, secure=self.secure)
 
     def sample(self, round_number: int) -> NDArray[np.int64]:
         """Return the clients that are asked in a round, in order: those of the local engine with this seed."""
@@ -161,10 +243,14 @@ class Terms:
         """How many vectors of d numbers who follows the model has to know: the model, and what the optimiser keeps."""
         return 1 + len(OPTIMISERS[self.server.optimiser])
 
-    def bundle_codec(self, round_number: int) -> Codec:
-        """Return the codec of the updates in a round's bundle: the clients' own, or that of their mean."""
+    def bundle_codec(self, round_number: int) -> Codec | tuple[Codec, ...]:
+        """Return what reads a round's bundle: the clients' codec, that of their mean, or those of all links."""
+        if self.links:
+            return tuple(session.codec_at(round_number) for session in self.sessions)
         codec = self.session.codec_at(round_number)
-        return codec if self.mean_bits is None else codec.along_directions().with_bits(self.mean_bits)
+        if not self.has_one_update or codec.scalar_codec is None:
+            return codec
+        return codec.along_directions().with_bits(self.mean_bits or 32)
 
     # ------------------------------------------------------------------------------------------------- as bytes
 
@@ -216,19 +302,29 @@ def _typed(values: dict[str, Any]) -> dict[str, Any]:
     shapes = values["shapes"]
     if not isinstance(shapes, list) or not all(isinstance(one, list) and all(map(is_count, one)) for one in shapes):
         raise ValueError(f"shapes = {shapes!r:.60}, expected lists of whole numbers")
-    for name in ("codec", "protection", "server", "schedule", "arrivals"):
+    for name in ("codec", "protection", "secure", "server", "schedule", "arrivals"):
         if not isinstance(values[name], dict):
             raise ValueError(f"{name} = {values[name]!r:.40}, expected a table")
     if values["keys"] not in WAYS or not isinstance(values["error_feedback"], bool):
         raise ValueError(f"keys = {values['keys']!r:.40}, error_feedback = {values['error_feedback']!r:.40}")
+    links, spread = values["links"], values["link_spread"]
+    if not isinstance(links, list) or not all(isinstance(one, dict) and _is_named(one) for one in links):
+        raise ValueError(f"links = {links!r:.60}, expected a list of codecs, each a name and parameters")
+    if len(links) > MOST_LINKS or not (isinstance(spread, str) or is_number(spread)):
+        raise ValueError(f"{len(links)} links with link_spread = {spread!r:.40}")
     if not isinstance(values["model_sha256"], str) or not _SHA256.fullmatch(values["model_sha256"]):
         raise ValueError(f"model_sha256 = {values['model_sha256']!r:.40}, expected 64 hexadecimal digits")
-    if not isinstance(values["codec"].get("name"), str):
+    if not _is_named(values["codec"]):
         raise ValueError(f"codec = {values['codec']!r:.40}, expected a name and parameters")
     return {
         **values,
         "shapes": tuple(map(tuple, shapes)),
+        "links": tuple(links),
         "server": StepRule(**values["server"]),
         "schedule": Schedule(**values["schedule"]),
         "arrivals": Arrivals(**values["arrivals"]),
     }
+
+
+def _is_named(codec: dict[str, Any]) -> bool:
+    return isinstance(codec.get("name"), str)

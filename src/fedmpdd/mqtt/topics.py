@@ -63,6 +63,15 @@ class Topics:
         """What a client sends; "+" for all of them."""
         return self._topic("up", client)
 
+    @property
+    def sum(self) -> str:
+        """Retained: what opens the secure sum of the round."""
+        return self._topic("sum")
+
+    def to(self, client: int) -> str:
+        """Not retained: what opens a phase of a secure sum for a client."""
+        return self._topic("to", client)
+
     def presence(self, client: int | str) -> str:
         """Retained: whether a client is connected, "1", or was, "0"; "+" for all of them."""
         return self._topic("here", client)

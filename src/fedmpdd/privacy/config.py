@@ -51,7 +51,7 @@ class Audit(BaseModel):
 
     def codec_texts(self) -> list[str]:
         """The codecs to attack, as texts; FedSGD, the control, comes first."""
-        texts = self.audit.codecs or (_text_of(self.config),)
+        texts = self.audit.codecs or tuple(dict.fromkeys(map(_text_of, self.config.of_links)))
         return ["fedsgd", *(text for text in texts if text != "fedsgd")]
 
     def by_model(self) -> "list[Audit]":

@@ -131,12 +131,12 @@ def tasks_of(runs: Sequence[RunRecord]) -> list[Task]:
 
 
 def _named(groups: list[list[RunRecord]]) -> list[Group]:
-    configs = [group[0].config.model_dump(mode="json", exclude={"seed", "codec"}) for group in groups]
+    configs = [group[0].config.model_dump(mode="json", exclude={"seed", "codec", "links"}) for group in groups]
     apart = differences(configs)
     named = []
     for group, values in zip(groups, apart.rows, strict=True):
         others = [f"{key}={value}" for key, value in zip(apart.keys, values, strict=True)]
-        named.append(Group(" · ".join([group[0].config.codec.words, *others]), group))
+        named.append(Group(" · ".join([group[0].config.codec_words, *others]), group))
     return named
 
 
@@ -158,7 +158,7 @@ def _row(task: Task, group: Group, goals: Goals, first: Row | None) -> Row:
         model=task.model,
         score=task.score,
         name=group.name,
-        codec=runs[0].config.codec.words,
+        codec=runs[0].config.codec_words,
         seeds=[run.seed for run in runs],
         runs=len(group.runs),
         finished=group.finished,

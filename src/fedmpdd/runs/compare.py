@@ -101,7 +101,7 @@ def trials_of(
         raise ConfigError(f"seeds = {list(seeds)}: expected one at least, each once")
     by_codec: dict[str, tuple[str, RunConfig]] = {}
     for name, config in configs:
-        other = by_codec.setdefault(_key(config.codec), (name, config))
+        other = by_codec.setdefault(_key(config.codec, config.links), (name, config))
         if other[1] is not config:
             raise ConfigError(f"{name} and {other[0]} are the same codec; leave one of them out")
     if baseline is not None:
@@ -112,7 +112,7 @@ def trials_of(
     trials = []
     for name, config in by_codec.values():
         for seed in seeds:
-            folder = None if below is None else below / f"{_folder_name(config.codec.words)}-seed-{seed}"
+            folder = None if below is None else below / f"{_folder_name(config.codec_words)}-seed-{seed}"
             trials.append(Trial(name, parse_config({**config.model_dump(mode="json"), "seed": seed}), folder))
     return trials
 
@@ -230,9 +230,9 @@ def _in_folder(trial: Trial, task: Task, callbacks: Sequence[Callback]) -> _Star
     return _Started(trial.codec, lambda: read_run(folder), Run.at(folder, trial.config, task=task).steps(callbacks))
 
 
-def _key(codec: CodecConfig) -> str:
+def _key(codec: CodecConfig, links: Sequence[CodecConfig] = ()) -> str:
     """A text that two codecs share when they are the same, in whatever order their parameters came."""
-    return json.dumps(codec.model_dump(mode="json"), sort_keys=True)
+    return json.dumps([one.model_dump(mode="json") for one in (codec, *links)], sort_keys=True)
 
 
 def _folder_name(words: str) -> str:

@@ -91,7 +91,7 @@ def _flat(value: Any, key: str = "") -> dict[str, Any]:
     if isinstance(value, dict):
         return {name: one for part in value for name, one in _flat(value[part], f"{key}.{part}".lstrip(".")).items()}
     if isinstance(value, list):
-        return {key: [_flat(one)[""] for one in value]}
+        return {key: [_flat(one) if isinstance(one, dict) else _flat(one)[""] for one in value]}
     # Objects of a process are numbered in the order in which they came, and another process counts anew.
     is_object = isinstance(value, str) and OBJECT in value
     return {key: re.sub(r"#\d+$", "", value) if is_object else value}

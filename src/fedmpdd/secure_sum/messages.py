@@ -113,6 +113,16 @@ def sender_of(data: bytes) -> int:
     return _read_header(data)[1]
 
 
+def kind_of(data: bytes) -> int:
+    """Return the kind that a message says it is of."""
+    return _read_header(data)[0]
+
+
+def tag_of(data: bytes) -> bytes:
+    """Return the first bytes of the digest of a message's terms: which sum it says it is of."""
+    return _read_header(data)[2]
+
+
 def _read_header(data: bytes) -> tuple[int, int, bytes, memoryview]:
     view = memoryview(data).cast("B")
     if len(view) < HEADER_BYTES:

@@ -3,13 +3,13 @@
 All of them take the same step along the same decoded mean, on NumPy's arrays or on tensors, and come to the same bits.
 """
 
+from collections.abc import Sequence
 from typing import Any, Generic
 
 from fedmpdd.codecs import Codec
 from fedmpdd.codecs.backends import backend_of
 from fedmpdd.server.step import Step, Vector
-from fedmpdd.uplink.uplink import Mean
-from fedmpdd.wire.bundle import unpack_bundle
+from fedmpdd.uplink.mixed import AnyMean, read_mean
 
 
 class Replica(Generic[Vector]):
@@ -25,7 +25,7 @@ class Replica(Generic[Vector]):
     def __init__(self, flat: Vector, step: Step[Vector], next_round: int = 0) -> None:
         self.flat, self.step, self.next_round = flat, step, next_round
 
-    def take(self, mean: Mean | None, factor: float = 1.0) -> None:
+    def take(self, mean: AnyMean | None, factor: float = 1.0) -> None:
         """Go one round further along a mean; along none where nobody answered.
 
         factor: how much of the estimated step to take.
@@ -40,11 +40,13 @@ class Replica(Generic[Vector]):
             self.flat = self.step(flat, estimate, self.next_round)
         self.next_round += 1
 
-    def apply(self, data: bytes, codec: Codec, factor: float = 1.0) -> None:
-        """Go one round further by the bytes of its bundle, of updates of this codec, or raise WireError."""
+    def apply(self, data: bytes, codec: Codec | Sequence[Codec], factor: float = 1.0) -> None:
+        """Go one round further by the bytes of its bundle, or raise WireError.
+
+        codec: of its updates; several, in the order of the run's links, where clients have different ones.
+        """
         flat: Any = self.flat
-        bundle = unpack_bundle(data, codec, len(flat))
-        self.take(Mean.of(bundle, str(backend_of(flat).device)), factor)
+        self.take(read_mean(data, codec, len(flat), str(backend_of(flat).device)), factor)
 
     @property
     def vectors(self) -> tuple[Vector, ...]:

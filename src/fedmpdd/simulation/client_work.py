@@ -26,7 +26,9 @@ class ClientWork:
     keeps_activations: bool
 
 
-def client_work(config: RunConfig, *, examples: int | None = None, round_number: int = 0) -> ClientWork:
+def client_work(
+    config: RunConfig, *, examples: int | None = None, round_number: int = 0, client: int = 0
+) -> ClientWork:
     """Return what a client computes in a round.
 
     Passes are counted, not timed: a backward pass takes about as long as two forward ones, and so does a tangent
@@ -36,6 +38,7 @@ def client_work(config: RunConfig, *, examples: int | None = None, round_number:
         config: of the run.
         examples: of the client; needed with local_epochs alone.
         round_number: from 0; the number of directions may grow with it.
+        client: which one, where clients have different links.
 
     Returns:
         The passes.
@@ -58,7 +61,8 @@ def client_work(config: RunConfig, *, examples: int | None = None, round_number:
         steps = min(steps, whole) if steps > 1 else whole
     if config.source == "backward":
         return ClientWork(steps, forwards=steps, backwards=steps, tangents=0, keeps_activations=True)
-    count = max(steps, config.codec.build().at_round(round_number).along_directions().count)  # one a step at least
+    codec = config.of_client(client).codec.build()
+    count = max(steps, codec.at_round(round_number).along_directions().count)  # one a step at least
     if config.source == "forward":
         return ClientWork(steps, forwards=0, backwards=0, tangents=count, keeps_activations=False)
     return ClientWork(steps, forwards=2 * count, backwards=0, tangents=0, keeps_activations=False)

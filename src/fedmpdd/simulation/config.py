@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import MISSING, fields
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, overload
 
 from pydantic import (
     BaseModel,
@@ -28,9 +28,9 @@ from fedmpdd.imports import is_named
 from fedmpdd.server.step import FALLING, Schedule, StepRule
 from fedmpdd.tasks.batch_norm import BatchNorm
 from fedmpdd.tasks.data import DATASETS, TEXT_DATASETS, PartitionKind
-from fedmpdd.uplink import RobustMean, SecureRounds, check_memory, check_parts
+from fedmpdd.uplink import RobustMean, SecureRounds, check_links, check_memory, check_parts
 from fedmpdd.uplink.arrivals import SYNCHRONOUS, Arrivals
-from fedmpdd.uplink.codec_config import CodecConfig, can_build, codec_overrides, explain
+from fedmpdd.uplink.codec_config import CodecConfig, can_build, codec_overrides, explain, parse_codec
 
 STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 Kind = TypeVar("Kind")
@@ -56,6 +56,29 @@ def _table_of(kind: type[Kind]) -> BeforeValidator:
         return kind(**{**value, **whole})
 
     return BeforeValidator(read)
+
+
+def _codec_tables(links: Any) -> Any:
+    """Codecs in words as tables, as the codec of all clients may be written too."""
+    if not isinstance(links, list | tuple):
+        raise ValueError(f"expected a list of codecs, like ['peaks:m=7', 'peaks:m=28'], got {links!r:.60}")
+    try:
+        return [parse_codec(link) if isinstance(link, str) else link for link in links]
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+
+
+def _with_first_link(values: dict[str, Any]) -> dict[str, Any]:
+    """A config's table in which the codec is that of the first link, where it is named nowhere else."""
+    codec = values.get("codec", {})
+    if not values.get("links") or not isinstance(codec, dict) or set(codec) - set(CodecConfig.model_fields):
+        return values
+    try:
+        first = CodecConfig.model_validate(_codec_tables(values["links"])[0])
+    except ValueError:  # said where links are looked at
+        return values
+    own = first.model_dump(mode="json", exclude=set(CodecConfig.model_fields) - {"name"})
+    return values if "name" in codec else {**values, "codec": {**own, **codec}}
 
 
 class PartitionConfig(BaseModel):
@@ -111,6 +134,8 @@ class RunConfig(BaseModel):
     secure: Annotated[SecureRounds | None, _table_of(SecureRounds)] = None
     robust: Annotated[RobustMean | None, _table_of(RobustMean)] = None
     arrivals: Annotated[Arrivals, _table_of(Arrivals)] = SYNCHRONOUS
+    links: Annotated[list[CodecConfig], BeforeValidator(_codec_tables)] = Field(default_factory=list)
+    link_spread: Annotated[float, Field(ge=0)] | Literal["middle", "inf"] = "middle"
     codec: CodecConfig = Field(default_factory=lambda: CodecConfig.model_validate({"name": "mpdd", "m": 400}))
 
     _dropped: dict[str, Any] = PrivateAttr(default_factory=dict)  # settings of earlier versions that are no more
@@ -119,7 +144,8 @@ class RunConfig(BaseModel):
     @classmethod
     def _known(cls, values: Any, handler: ModelWrapValidatorHandler["RunConfig"]) -> "RunConfig":
         kept, dropped = _without_dropped(values)
-        config = handler(_with_whole_schedule(kept))
+        whole = _with_whole_schedule(kept)
+        config = handler(_with_first_link(whole) if isinstance(whole, dict) else whole)
         config._dropped = dropped
         return config
 
@@ -136,10 +162,12 @@ class RunConfig(BaseModel):
                 "mydata.py:load"
             )
         self._check_counts()
-        if not can_build(self.codec, info):
+        if not all(can_build(codec, info) for codec in (self.codec, *self.links)):
             return self
         try:
-            self._check_uplink()
+            self._check_links()
+            for one in self.of_links:
+                one._check_uplink()
         except InputError as error:
             raise ValueError(str(error)) from None
         return self
@@ -158,6 +186,24 @@ class RunConfig(BaseModel):
             words = next(iter(asked))
             raise ValueError(f"{words} of clients = {self.clients} are {self.per_round}; expected 1 to all of them")
 
+    def _check_links(self) -> None:
+        """Raise InputError where clients cannot have these codecs side by side."""
+        if not self.links:
+            return
+        check_links(self.codec.keys, sums=self.secure is not None)
+        beside = {key: field.default for key, field in CodecConfig.model_fields.items() if key != "name"}
+        for link in self.links:
+            for key, default in beside.items():
+                if getattr(link, key) not in (default, getattr(self.codec, key)):
+                    raise ConfigError(
+                        f"links: {link.words} has {key}, which is said once for all clients; set codec.{key}"
+                    )
+        if len({one.source for one in self.of_links}) > 1:
+            raise ConfigError(
+                "links: some codecs encode losses and others gradients, and all clients compute alike; take codecs of "
+                "one kind"
+            )
+
     def _check_uplink(self) -> None:
         """Raise InputError where the parts of an update cannot work together; each part says so of itself."""
         codec, keys, protection = self.codec.build(), self.codec.keys, self.codec.protection()
@@ -175,6 +221,32 @@ class RunConfig(BaseModel):
                 self.secure.check(self.per_round)
             except ConfigError as error:
                 raise ConfigError(f"secure.{error}") from None
+
+    @property
+    def of_links(self) -> "tuple[RunConfig, ...]":
+        """The config of the clients of each link, with the codec of that link; this one where all have one codec."""
+        if not self.links:
+            return (self,)
+        shared = self.codec.model_dump(include=set(CodecConfig.model_fields) - {"name"})
+        codecs = [{**link.model_dump(exclude=set(shared)), **shared} for link in self.links]
+        return tuple(
+            self.model_copy(update={"links": [], "codec": CodecConfig.model_construct(**codec)}) for codec in codecs
+        )
+
+    def of_client(self, client: int) -> "RunConfig":
+        """Return the config that a client has: client i has link i mod their number."""
+        configs = self.of_links
+        return configs[client % len(configs)]
+
+    @property
+    def spread(self) -> float | None:
+        """How far gradients of clients are from their mean, by which links are weighed; None to follow the codecs."""
+        return None if self.link_spread == "middle" else float(self.link_spread)
+
+    @property
+    def codec_words(self) -> str:
+        """The codec of all clients in words, or those of all links."""
+        return " + ".join(one.codec.words for one in self.of_links)
 
     @property
     def trains_locally(self) -> bool:
@@ -205,7 +277,7 @@ class RunConfig(BaseModel):
     @property
     def source(self) -> str:
         """Where scalars come from: "backward", "forward" or "losses"."""
-        return "losses" if self.codec.build().source == "losses" else self.client
+        return "losses" if self.of_links[0].codec.build().source == "losses" else self.client
 
     def check_trainable(self) -> None:
         """Raise ConfigError for a config of an earlier version that had what is no more."""
@@ -231,11 +303,19 @@ class RunConfig(BaseModel):
         trims = self.robust is not None and self.robust.trims(self.codec.build(), shared=self.shares_keys)
         return 32 if self.downlink_bits is None and trims else self.downlink_bits
 
-    def bundle_codec(self, codec: Codec, round_number: int) -> Codec:
+    @overload
+    def bundle_codec(self, codec: Codec, round_number: int) -> Codec: ...
+
+    @overload
+    def bundle_codec(self, codec: Codec | tuple[Codec, ...], round_number: int) -> Codec | tuple[Codec, ...]: ...
+
+    def bundle_codec(self, codec: Codec | tuple[Codec, ...], round_number: int) -> Codec | tuple[Codec, ...]:
         """Return the codec of the updates in a round's bundle: the clients' own, or that of their mean.
 
-        codec: that of the config, for the shapes of the model.
+        codec: that of the config, for the shapes of the model; those of all links where clients have different ones.
         """
+        if isinstance(codec, tuple):
+            return tuple(one.at_round(round_number) for one in codec)
         one = self.mean_bits is not None or self.secure is not None
         if one and codec.scalar_codec is not None:
             return codec.at_round(round_number).along_directions().with_bits(self.mean_bits or 32)
@@ -399,7 +479,7 @@ def codec_config(config: RunConfig, text: str) -> RunConfig:
     """Return a config with another codec.
 
     Args:
-        config: of which the keys and client memory stay.
+        config: of which the keys and client memory stay; all clients get the codec, whatever their links.
         text: the codec, like "fedsgd" or "mpdd:m=400:bits=1".
 
     Returns:
@@ -410,7 +490,7 @@ def codec_config(config: RunConfig, text: str) -> RunConfig:
         'qsgd'
 
     """
-    values = config.model_dump(mode="json")
+    values = {**config.model_dump(mode="json"), "links": []}
     chosen = {"keys", "error_feedback"} & config.codec.model_fields_set
     values["codec"] = {key: values["codec"][key] for key in chosen}
     return parse_config(apply_overrides(values, codec_overrides(text)))

@@ -22,6 +22,7 @@ from fedmpdd.simulation.config import RunConfig
 from fedmpdd.simulation.devices import reproducible_arithmetic, resolve_device
 from fedmpdd.simulation.downlink import Downlink, ModelDownlink, ReplayDownlink
 from fedmpdd.simulation.evaluation import Evaluator
+from fedmpdd.simulation.links import bundle_codecs, codecs_of, link_numbers
 from fedmpdd.simulation.replay import model_sha256, replica_at
 from fedmpdd.simulation.tasks import load_task, task_of
 from fedmpdd.simulation.workers import Workers
@@ -30,7 +31,16 @@ from fedmpdd.tasks.data import Dataset, Partition
 from fedmpdd.tasks.objective import Objective
 from fedmpdd.tasks.task import Task
 from fedmpdd.torch.step import TorchStep
-from fedmpdd.uplink import ErrorFeedback, Mean, Uplink, Uploads
+from fedmpdd.uplink import (
+    AnyMean,
+    ErrorFeedback,
+    MixedMemory,
+    MixedUplink,
+    MixedUploads,
+    SystemNoise,
+    Uplink,
+    Uploads,
+)
 from fedmpdd.uplink.arrivals import SYNCHRONOUS
 from fedmpdd.wire.bundle import Bundle
 
@@ -98,6 +108,7 @@ class Answers(NamedTuple):
     computed: Computed
     gradient_s: float
     encode_s: float
+    vain_bytes: int = 0  # of a round that came to nothing
 
 
 class Federation:
@@ -123,9 +134,14 @@ class Federation:
         self.model = self._objective.model
         frozen = self._objective.frozen_sha256  # before it is moved: it is large
         self._objective.move_to(config.device)
-        self.codec = config.codec.build().for_shapes([tuple(shape) for shape in self.model.shapes])
-        self.memory = ErrorFeedback(self.codec) if config.codec.error_feedback else None
-        self._uplink: Any = _uplink_of(config, self.codec, self.model.d, self.memory)
+        self.codecs = codecs_of(config, self.model.shapes)
+        self.codec = self.codecs[0]
+        self._links = link_numbers(config, self.codecs, self.model.shapes)
+        memories = [ErrorFeedback(codec) for codec in self.codecs] if config.codec.error_feedback else []
+        self.memory: ErrorFeedback | MixedMemory | None = memories[0] if memories else None
+        if memories and config.links:
+            self.memory = MixedMemory(memories, self._links)
+        self._uplink: Any = _uplink_of(config, self.codecs, self.model.d, memories, self._links)
         self._server = replica_at(flat, config, self.model.shapes)
         self._source = config.source
         self._noisy = config.codec.protection() is not None or config.secure is not None
@@ -194,7 +210,7 @@ class Federation:
         with reproducible_arithmetic(config):
             plan = self._plan_of(k)
         losses: Tensor | None = None
-        mean: Mean | None = None
+        mean: AnyMean | None = None
         uplink_bytes = payload_bytes = 0
         downlink_bytes = self._downlink.send(plan.selected.tolist(), k)  # line 4
         if self._statistics is not None:
@@ -204,7 +220,7 @@ class Federation:
         gradient_s = encode_s = decode_s = 0.0
         uploads: Any = None
         if len(plan.keys) >= self._fewest:
-            plan, uploads, computed, gradient_s, encode_s = yield from self._upload(plan)  # lines 6 to 11
+            plan, uploads, computed, gradient_s, encode_s, uplink_bytes = yield from self._upload(plan)  # lines 6 to 11
             losses = computed.losses
             with reproducible_arithmetic(config):
                 beside = self._take_statistics(computed.statistics, plan.weights)
@@ -215,7 +231,8 @@ class Federation:
         with reproducible_arithmetic(config):
             begun = self._clock()
             if uploads is not None:
-                mean = self._uplink.mean(uploads, plan.weights)
+                at = {"round_number": k} if config.links else {}
+                mean = self._uplink.mean(uploads, plan.weights, **at)
             self._server.take(mean)  # lines 13 to 22
             if mean is not None:
                 decode_s = self._clock() - begun
@@ -260,7 +277,7 @@ class Federation:
             gradient_s += computed_at - start
             encode_s += self._clock() - computed_at
             del computed  # before the next group's
-        uploads = parts[0] if len(parts) == 1 else Uploads.joined(parts)
+        uploads = parts[0] if len(parts) == 1 else type(parts[0]).joined(parts)
         if self._frames:
             uploads = self._uplink.through_frames(plan.round, uploads)
         return Answers(plan, uploads, Computed.joined(results), gradient_s, encode_s)
@@ -279,14 +296,27 @@ class Federation:
 
     def _compute(self, plan: "Plan") -> Asking:
         """What the clients encode, and their losses: gradients, or scalars along directions where there are none."""
-        codec: Any = self.codec.at_round(plan.round)
-        work = Work(plan.round, plan.present, plan.batches)
         if self._source == "backward":
-            return (yield from self._client_step.steps(self.flat, work))
+            return (yield from self._client_step.steps(self.flat, Work(plan.round, plan.present, plan.batches)))
         with reproducible_arithmetic(self.config):
-            if self._source == "losses" or self.config.trains_locally:
-                return self._client_step.slopes(self.flat, work, codec, plan.keys)
-            return self._client_step.derivatives(self.flat, work, codec, plan.keys)
+            if not self.config.links:
+                return self._scalars(plan, self.codec)
+            rows: list[Any] = [None] * len(plan.keys)
+            losses: list[Any] = [None] * len(plan.keys)
+            for codec, places in zip(self.codecs, self._uplink.places(plan.present.tolist()), strict=True):
+                if places:  # as many scalars of each client as its codec has
+                    computed = self._scalars(plan.part(places), codec)
+                    for place, row, loss in zip(places, computed.rows, computed.losses, strict=True):
+                        rows[place], losses[place] = row, loss
+            return Computed(rows, torch.stack(losses))
+
+    def _scalars(self, plan: "Plan", codec: Codec) -> Computed:
+        """What clients of one codec encode that make scalars and no gradients."""
+        work = Work(plan.round, plan.present, plan.batches)
+        current: Any = codec.at_round(plan.round)
+        if self._source == "losses" or self.config.trains_locally:
+            return self._client_step.slopes(self.flat, work, current, plan.keys)
+        return self._client_step.derivatives(self.flat, work, current.along_directions(), plan.keys)
 
     def updates_of(self, round_number: int, flat: NDArray[np.float32], clients: Sequence[int]) -> list[Update]:
         """Return the updates of some clients in a round that starts from a model: for engines whose server is far away.
@@ -302,21 +332,54 @@ class Federation:
             One update for each, in the order of their numbers.
 
         """
+        plan, computed = self._compute_for(round_number, flat, clients)
+        uploads: Uploads | MixedUploads = self._encode_for(computed, plan, slice(None))
+        return uploads.updates()
+
+    def elements_of(
+        self, round_number: int, flat: NDArray[np.float32], clients: Sequence[int]
+    ) -> list[NDArray[np.uint64]]:
+        """Return what some clients add to a secure sum, not yet masked; noise is drawn as in `updates_of`.
+
+        Args:
+            round_number: as in `updates_of`, and so are flat and clients.
+            flat: the model [d].
+            clients: their numbers.
+
+        Returns:
+            Integers for each, in the order of their numbers.
+
+        """
+        plan, computed = self._compute_for(round_number, flat, clients)
+        # Each by itself: of several at once, the first has the noise of all.
+        return [self._encode_for(computed, plan, slice(i, i + 1)).elements[0] for i in range(len(plan.keys))]
+
+    def _compute_for(
+        self, round_number: int, flat: NDArray[np.float32], clients: Sequence[int]
+    ) -> "tuple[Plan, Computed]":
+        """What some clients encode in a round that starts from this model."""
         self._server.flat, self._server.next_round = flat, round_number
         with reproducible_arithmetic(self.config):
             plan = self._plan_of(round_number)
             plan = plan.part([place for place, client in enumerate(plan.present) if int(client) in set(clients)])
-        computed = answered(self._compute(plan))
+        return plan, answered(self._compute(plan))
+
+    def _encode_for(self, computed: Computed, plan: "Plan", group: slice) -> Any:
+        """What those of a group send, with noise that nobody can repeat."""
         try:
             with reproducible_arithmetic(self.config):
-                uploads: Uploads = self._encode(computed.rows, plan, is_private=True)
+                return self._encode(computed.rows[group], plan.part(group), is_private=True)
         except GradientError as error:
             raise self._cause_of(error, computed) from None
-        return uploads.batch.updates()
 
-    def _encode(self, computed: Tensor | NDArray[np.float64], plan: "Plan", *, is_private: bool = False) -> Any:
-        repeatable = self._noisy and not is_private
-        noise = sampling.noise_sources(self.config, plan.round, plan.present) if repeatable else None
+    def _encode(
+        self, computed: Tensor | NDArray[np.float64] | list[Any], plan: "Plan", *, is_private: bool = False
+    ) -> Any:
+        noise: list[Any] | None = [SystemNoise() for _ in plan.keys] if is_private else None
+        if self._noisy and not is_private:
+            noise = list(sampling.noise_sources(self.config, plan.round, plan.present))
+        if isinstance(computed, list):
+            return self._uplink.encode_scalars(plan.round, computed, plan.keys, plan.present.tolist(), noise)
         if not isinstance(computed, Tensor):
             return self._uplink.encode_scalars(plan.round, computed, plan.keys, noise)
         rows = computed if computed.is_cuda else computed.numpy()
@@ -327,7 +390,7 @@ class Federation:
         cause = self._client_step.cause(computed)
         return error if cause is None else GradientError(f"{cause} ({error})")
 
-    def _note(self, mean: Mean | None) -> None:
+    def _note(self, mean: AnyMean | None) -> None:
         if self.config.is_followed:
             self.bundle = (Bundle() if mean is None else mean.bundle()).pack()
             self._downlink.add(len(self.bundle))
@@ -346,7 +409,7 @@ class Federation:
         k = self.next_round
         self.follow_again([len(record.bundle)])
         if changes_model:
-            self._server.apply(record.bundle, self.config.bundle_codec(self.codec, k))
+            self._server.apply(record.bundle, bundle_codecs(self.config, self.codecs, k))
         else:
             self.next_round = k + 1
 
@@ -476,25 +539,39 @@ def _statistics_of(config: RunConfig, objective: Objective) -> RunningStatistics
     )
 
 
-def _uplink_of(config: RunConfig, codec: Codec, d: int, memory: ErrorFeedback | None) -> Any:
-    """Return the path that a config's updates take: the one place where its settings become parts."""
+def _uplink_of(
+    config: RunConfig,
+    codecs: Sequence[Codec],
+    d: int,
+    memories: Sequence[ErrorFeedback],
+    links: Sequence[int],
+) -> Any:
+    """Return the path that a config's updates take: the one place where its settings become parts.
+
+    codecs: those of the links, or that of all clients. memories: none, or one a codec. links: see MixedUplink.
+    """
     try:
         if config.secure is not None:
             from fedmpdd.simulation.secure import SummedUplink  # needs a package that others do not
 
-            codec.check(d)
-            return SummedUplink(config.secure, codec, d, config.per_round, config.downlink_bits)
-        return Uplink(
-            codec,
-            d,
-            config.codec.keys,
-            memory=memory,
-            protection=config.codec.protection(),
-            mean_bits=config.downlink_bits,
-            robust=config.robust,
-        )
+            codecs[0].check(d)
+            return SummedUplink(config.secure, codecs[0], d, config.per_round, config.downlink_bits)
+        protections = dict(zip(links, (one.codec.protection() for one in config.of_links), strict=True))
+        uplinks = [
+            Uplink(
+                codec,
+                d,
+                config.codec.keys,
+                memory=memories[number] if memories else None,
+                protection=protections[number],
+                mean_bits=config.downlink_bits,
+                robust=config.robust,
+            )
+            for number, codec in enumerate(codecs)
+        ]
+        return MixedUplink(uplinks, links, config.spread) if config.links else uplinks[0]
     except InputError as error:
-        raise ConfigError(f"codec: {error}") from None
+        raise ConfigError(f"{'links' if config.links else 'codec'}: {error}") from None
 
 
 def _is_client(text: str, clients: int) -> bool:

@@ -23,6 +23,7 @@ from fedmpdd.simulation import sampling
 from fedmpdd.simulation.catch_up import CatchUp
 from fedmpdd.simulation.config import RunConfig, parse_config
 from fedmpdd.simulation.devices import resolve_device
+from fedmpdd.simulation.links import bundle_codecs, codecs_of
 from fedmpdd.tasks import models
 from fedmpdd.tasks.models import FlatModel
 from fedmpdd.torch.frozen import FROZEN, check_frozen, frozen_sha256
@@ -78,11 +79,11 @@ class JournalReplica:
         _check_trust(header, trust_imports, _UNUSED if is_enough else ())
         config = resolve_device(parse_config({**header.config, "device": device}))
         config.check_trainable()
-        codec = config.codec.build()
-        if initial is None or not is_enough or codec.for_shapes([(header.d,)]) != codec:
+        codecs = tuple(dict.fromkeys(one.codec.build() for one in config.of_links))
+        if initial is None or not is_enough or codecs_of(config, [(header.d,)]) != codecs:
             _check_trust(header, trust_imports)
             model, made = _model_of(header, config)
-            codec = codec.for_shapes([tuple(shape) for shape in model.shapes])
+            codecs = codecs_of(config, model.shapes)
             initial = made.numpy() if initial is None else initial
         flat = tensor_of(initial)
         if flat.numel() != header.d or model_sha256(flat) != header.model_sha256:
@@ -92,7 +93,7 @@ class JournalReplica:
                 "was sent, or with a journal that holds the initial one"
             )
         self.config = config
-        self._codec = codec
+        self._codecs = codecs
         self._replica = replica_at(flat, config)
 
     @property
@@ -108,7 +109,7 @@ class JournalReplica:
 
     def apply(self, data: bytes) -> None:
         """Go one round further."""
-        self._replica.apply(data, self.config.bundle_codec(self._codec, self.next_round))
+        self._replica.apply(data, bundle_codecs(self.config, self._codecs, self.next_round))
 
     def catch_up(self, message: CatchUp) -> None:
         """Go on with what the server sent."""

@@ -140,13 +140,26 @@ class SecureUplink:
             The client's message of the phase.
 
         """
+        return self.mask(client, inbox, self.elements(gradient[np.newaxis], [key], [source or SystemNoise()])[0])
+
+    def mask(self, client: SecureClient, inbox: bytes, elements: Elements) -> bytes:
+        """Return what a client sends of its `elements` [length], which have their noise already.
+
+        Args:
+            client: as in `masked`, and so is inbox.
+            inbox: the message that opened the phase.
+            elements: of this client.
+
+        Returns:
+            The client's message of the phase.
+
+        """
         if client.terms.length != self.length or client.terms.clients != self.clients:
             raise ConfigError(
                 f"the protocol adds up {client.terms.length} numbers of {client.terms.clients} clients, and the round "
                 f"has {self.length} of {self.clients}: server and client disagree about codec or model"
             )
-        values = self.elements(gradient[np.newaxis], [key], [source or SystemNoise()])
-        return client.mask(inbox, values[0] & np.uint64(2**self.ring_bits - 1))
+        return client.mask(inbox, elements & np.uint64(2**self.ring_bits - 1))
 
     def elements(self, gradients: Any, keys: Sequence[Key], sources: Sequence[NoiseSource] | None) -> Elements:
         """Return what clients add up, modulo 2^64 and so modulo 2^ring_bits: integers with noise, not yet masked.

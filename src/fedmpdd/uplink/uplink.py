@@ -33,6 +33,10 @@ class Uploads:
     frame_bytes: int
     payload_bytes: int
 
+    def updates(self) -> list[Update]:
+        """Return the updates, in the order of their clients."""
+        return self.batch.updates()
+
     @classmethod
     def joined(cls, parts: "Sequence[Uploads]") -> "Uploads":
         """Return what several groups of clients sent as one."""
