@@ -110,6 +110,7 @@ def bench_memory(
 def bench_training(
     clients: Annotated[int, typer.Option(min=1, max=1000, help="All of whom are asked in every round.")] = 50,
     dataset: Annotated[str, typer.Option(help="mnist, from FEDMPDD_DATA, or the bundled mnist-5k.")] = "mnist",
+    codecs: Annotated[str, typer.Option(help="Comma-separated numbers of those in benchmarks/mqtt/training.py.")] = "",
 ) -> None:
     """Count all bytes of all clients of LeNet's training to 80 %, both ways; results as JSON.
 
@@ -117,4 +118,6 @@ def bench_training(
     """
     from benchmarks.mqtt import training as bench
 
-    print_json({"rows": [bench.measure(codec, clients, dataset) for codec in bench.CODECS], "machine": _machine()})
+    names = list(bench.CODECS)
+    chosen = [names[int(one)] for one in codecs.split(",")] if codecs else names
+    print_json({"rows": [bench.measure(codec, clients, dataset) for codec in chosen], "machine": _machine()})
