@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fedmpdd import documents
+from fedmpdd.cli import main
 from fedmpdd.errors import ConfigError, GradientError, InputError, RunError
 from fedmpdd.runs import folders
 from fedmpdd.runs.folders import Run, free_folder
@@ -443,23 +444,14 @@ def test_kill_nine_at_random_moments_and_resume(tmp_path: Path) -> None:
     assert json.loads((folder / "summary.json").read_text(encoding="utf-8"))["model_sha256"] == expected
 
 
-def test_tensorboard_events_are_written_beside_the_metrics(tmp_path: Path) -> None:
+def test_tensorboard_events_are_written_beside_the_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
-    command = [
-        sys.executable,
-        "-m",
-        "fedmpdd",
-        "run",
-        "demo",
-        "rounds=3",
-        "clients=20",
-        "codec.m=8",
-        "evaluate_every=2",
-    ]
-    result = subprocess.run(
-        [*command, "--out", str(tmp_path / "run"), "--tensorboard"], capture_output=True, check=False
-    )
-    assert result.returncode == 0, result.stderr
+    settings = ["rounds=3", "clients=20", "codec.m=8", "evaluate_every=2"]
+    words = ["fedmpdd", "run", "demo", *settings, "--out", str(tmp_path / "run"), "--tensorboard"]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
     (events,) = (tmp_path / "run" / "tensorboard").iterdir()
     written = events.read_bytes()
     assert all(name in written for name in (b"uplink_bytes", b"accuracy", b"loss"))

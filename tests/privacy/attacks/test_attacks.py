@@ -77,7 +77,7 @@ def test_smoothness_does_not_outweigh_what_is_left_to_explain(monkeypatch: pytes
         if name.endswith("weight"):
             weight.mul_(0.01)
     observations, images, _ = seen(victim, flat, MPDD(60))
-    attack = Adaptive(iterations=300, public=PUBLIC)
+    attack = Adaptive(iterations=200, public=PUBLIC)
     error = np.abs(attack.run(observations, seed=0).images - images).mean()
     monkeypatch.setattr(adaptive, "REFERENCE_SCALE", 1e-30)  # full weight, whatever the first guess explains
     outweighed = np.abs(attack.run(observations, seed=0).images - images).mean()
