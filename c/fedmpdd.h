@@ -42,7 +42,6 @@ typedef enum {
 } fedmpdd_result;
 
 typedef enum { FEDMPDD_RADEMACHER = 0, FEDMPDD_HADAMARD = 1 } fedmpdd_family;
-
 /* How scalars are written: as float32, as one bit each and a scale, or of each group the largest (peaks). */
 typedef enum { FEDMPDD_FLOAT32 = 0, FEDMPDD_ONE_BIT = 1, FEDMPDD_PEAKS = 2 } fedmpdd_scalars;
 
@@ -377,7 +376,8 @@ static inline int fedmpdd_write_signs_scale(fedmpdd_writer *writer, double secon
 
 /* Write scale and checksum once all scalars were taken. */
 static inline fedmpdd_result fedmpdd_close(fedmpdd_writer *writer, const fedmpdd_moments *moments, size_t *length) {
-    const int is_peaks = (writer->codec->scalars == FEDMPDD_PEAKS), is_bits = (writer->codec->scalars == FEDMPDD_ONE_BIT);
+    const fedmpdd_scalars scalars = writer->codec->scalars;
+    const int is_peaks = (scalars == FEDMPDD_PEAKS), is_bits = (scalars == FEDMPDD_ONE_BIT);
     const size_t bytes = (size_t)fedmpdd_payload_bytes(writer->codec), start = is_peaks ? 1U : 4U;
     const double second = fedmpdd_sum(moments->second), fourth = fedmpdd_sum(moments->fourth);
     uint32_t any = (is_peaks || is_bits) ? 0U : 1U;
