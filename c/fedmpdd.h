@@ -63,7 +63,6 @@ typedef enum {
 
 /* What a stream keeps of one direction; waiting[b][n] are sums of unit b of a tile that wait for their neighbours. */
 typedef struct { double total; double run; float waiting[4][3]; } fedmpdd_lane;
-
 typedef struct { double second[16]; double fourth[16]; } fedmpdd_moments;
 
 typedef struct {
@@ -131,7 +130,8 @@ static inline uint32_t fedmpdd_order(uint32_t d, uint32_t *log2) {
 static inline uint32_t fedmpdd_buffer_floats(const fedmpdd_codec *codec, uint32_t d) {
     uint32_t log2;
     if ((codec == NULL) || (codec->family != FEDMPDD_HADAMARD) || (d > FEDMPDD_MAX_D)) { return d; }
-    return fedmpdd_order(d, &log2) << log2;
+    const uint32_t outer = fedmpdd_order(d, &log2); /* before log2 is read */
+    return outer << log2;
 }
 
 static inline uint32_t fedmpdd_log2(uint32_t value) {
