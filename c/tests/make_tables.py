@@ -91,9 +91,9 @@ def bare_rows(bare: dict[str, Any]) -> list[str]:
 def vector_tables(vectors: dict[str, Any]) -> str:
     """The C tables of everything in the vectors that the header makes."""
     derived, words = vectors["derived_seed"], vectors["rounding_words"]
-    signs = [
-        f'{{0U, {row["index"]}U, {row["first_coordinate"]}U, "{row["signs"]}"}}' for row in vectors["signs"]
-    ] + [f'{{1U, 0U, 0U, "{vectors["diagonal"]["signs"]}"}}']
+    signs = [f'{{0U, {row["index"]}U, {row["first_coordinate"]}U, "{row["signs"]}"}}' for row in vectors["signs"]] + [
+        f'{{1U, 0U, 0U, "{vectors["diagonal"]["signs"]}"}}'
+    ]
     orders = [
         f"{{{row['d']}U, {row['order'][0]}U, {row['order'][1]}U, {{{', '.join(f'{r}U' for r in row['rows'])}}}}}"
         for row in vectors["hadamard_rows"]
