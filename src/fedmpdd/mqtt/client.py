@@ -30,6 +30,8 @@ Gradient = Callable[
     [Float32, int, int], Float32
 ]  # the model, the round and a client's number to that client's gradient
 MOST_EARLY = 100  # messages that are kept until the terms are here
+TAIL_S = 3.0  # seconds after which the retained messages of a tail are here, if there are more
+TAIL_TIME = "tail"  # in the inbox: these seconds are over
 PATIENCE = 2  # rounds that begin without an acknowledgement before an update is sent again
 
 _log = logging.getLogger("fedmpdd")
@@ -223,6 +225,9 @@ class Client:
             if self._connections[number].count > 1:
                 self._asks = None
                 self._send_again([number])
+        elif topic == TAIL_TIME:
+            if self._follower is not None and self._follower.lack is Lack.TAIL:
+                self._follower.give_up_tail()
         elif not payload:  # a retained message that was cleared
             return
         elif topic == topics.terms:
@@ -311,6 +316,8 @@ class Client:
         if wanted is not None:
             _log.info("training %s: the model here lacks %s; asking the broker", topics.name, lack.value)
             await connection.subscribe(wanted)
+        if lack is Lack.TAIL:
+            asyncio.get_running_loop().call_later(TAIL_S, self._take, self._numbers[0], TAIL_TIME, b"")
 
     # --------------------------------------------------------------------------------------------- updates
 

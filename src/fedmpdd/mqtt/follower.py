@@ -58,6 +58,8 @@ class Follower:
         self._replica: Replica[Float32] | None = None
         self._waiting: dict[int, RoundMessage] = {}  # rounds whose predecessor is not here yet
         self._parts: dict[int, Part] = {}
+        self._is_snapshot = False  # whether the model is one that came whole, as it came
+        self._tail_is_short = False  # whether the broker's tail turned out not to reach back to the model
         if initial is not None:
             if (begun := model_sha256(initial)) != terms.model_sha256:
                 raise OrderError(
@@ -82,9 +84,17 @@ class Follower:
         behind = self.newest.round - self._replica.next_round
         if behind == 0:
             return Lack.NOTHING
+        if self._tail_is_short:
+            return Lack.MODEL
+        if self._is_snapshot:  # the broker's tail reaches back to the snapshot that it has
+            return Lack.TAIL
         tail = behind * len(self.newest.bundle or b"")  # about: rounds of a training are alike
         is_short = behind <= TAIL and tail < 4 * self.terms.d * self.terms.vectors
         return Lack.TAIL if is_short else Lack.MODEL
+
+    def give_up_tail(self) -> None:
+        """Take note that the tail came and does not lead to the newest round: a whole model is asked for then."""
+        self._tail_is_short = True
 
     def hear_round(self, data: bytes) -> RoundMessage:
         """Take the message of a round, the newest or one of the tail, and go as far as is known.
@@ -125,6 +135,7 @@ class Follower:
         vectors = tuple(np.array(vector) for vector in message.vectors)
         self._replica = self.terms.replica(vectors[0], message.round)
         self._replica.load(vectors, message.round)
+        self._is_snapshot, self._tail_is_short = True, False
         self._go_on()
 
     def _go_on(self) -> None:
@@ -135,6 +146,7 @@ class Follower:
         while (message := self._waiting.pop(replica.next_round + 1, None)) is not None:
             assert message.bundle is not None
             replica.apply(message.bundle, self.terms.bundle_codec(message.round - 1))
+            self._is_snapshot = self._tail_is_short = False
             self._check(message)
             if self._replica is None:
                 return

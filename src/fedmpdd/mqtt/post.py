@@ -71,6 +71,8 @@ class Post:
         """
         if retain:
             self._retained.update(messages)
+            for topic in [topic for topic, payload in messages if not payload]:
+                self._retained.pop(topic, None)  # it was cleared
         if self._loop is None:
             raise RunError("the server is not connected; call start first")
         sending = asyncio.run_coroutine_threadsafe(self._send(messages, retain, until_there=wait), self._loop)
@@ -95,7 +97,7 @@ class Post:
     async def _send_retained(self) -> None:
         """Write again what a broker may have lost: at each topic what belongs there by then, and nothing older."""
         for topic in list(self._retained):
-            await self._send([(topic, self._retained[topic])], True)
+            await self._send([(topic, self._retained.get(topic, b""))], True)
 
     def close(self) -> None:
         """End the connection, once what was published is with the broker."""

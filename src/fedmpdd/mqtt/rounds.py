@@ -2,6 +2,7 @@
 
 import logging
 import secrets
+from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -45,6 +46,9 @@ class Rounds:
         self._start = 0
         self._round = 0
         self._packed: tuple[int, bytes] | None = None  # the message of a round, by its number
+        self._snapshot = 0  # the round of the model that the broker has
+        self._tail: deque[tuple[int, int]] = deque()  # the rounds whose messages it has, and their bytes
+        self._model_bytes = 4 * terms.d * terms.vectors
 
     def _make_gatherer(self, name: str) -> "Gatherer | SumGatherer":
         if not self._terms.secure:
@@ -76,8 +80,10 @@ class Rounds:
             self._gatherer.remember(message.contributions)
         if not past:  # what the broker has of an earlier training with these terms says that it is over
             self._post.publish([(topics.round, b"")], retain=True, wait=True)
-        tail = [(topics.tail(message.round % TAIL), self._pack(message)) for message in past[-TAIL:]]
-        self._post.publish([(topics.terms, packed), *tail, *self._parts(replica)], wait=True)
+        model, tail = self._parts(replica), []
+        for message in past[-TAIL:]:
+            tail += self._tail_of(message.round, self._pack(message))
+        self._post.publish([(topics.terms, packed), *tail, *model], wait=True)
 
     def round(self, number: int, replica: Replica[NDArray[np.float32]], added: RoundMessage | None) -> Counted:
         """Begin a round, wait for its updates, and return those that count.
@@ -106,10 +112,24 @@ class Rounds:
         message = self._packed[1]
         messages = [(topics.round, message)]
         if added is not None:
-            messages.append((topics.tail(number % TAIL), message))
-        if number and number % SNAPSHOT_EVERY == 0:
+            messages += self._tail_of(number, message)
+        # Whoever begins with a snapshot catches up with less than another one.
+        since = sum(size for one, size in self._tail if one > self._snapshot)
+        if number and (number - self._snapshot >= SNAPSHOT_EVERY or since >= self._model_bytes):
             messages += self._parts(replica)
         self._post.publish(messages)
+
+    def _tail_of(self, number: int, message: bytes) -> list[tuple[str, bytes]]:
+        """What changes of the tail with a round's message: it comes, and those go that a model is shorter than."""
+        self._tail.append((number, len(message)))
+        changes = [(self._topics.tail(number % TAIL), message)]
+        total = sum(size for _, size in self._tail)
+        while len(self._tail) > TAIL or (total > self._model_bytes and self._tail[0][0] <= self._snapshot):
+            first, size = self._tail.popleft()
+            total -= size
+            if first > number - TAIL:  # else the new message is in its place
+                changes.append((self._topics.tail(first % TAIL), b""))
+        return changes
 
     def end(self, number: int, replica: Replica[NDArray[np.float32]], added: RoundMessage | None) -> None:
         """Tell clients that the training is over, and leave its last model with the broker."""
@@ -131,6 +151,7 @@ class Rounds:
         return message._replace(start=self._start).pack(self._terms)
 
     def _parts(self, replica: Replica[NDArray[np.float32]]) -> list[tuple[str, bytes]]:
+        self._snapshot = replica.next_round
         parts = pack_parts(replica.next_round, snapshot(replica), self._terms)
         return [(self._topics.model(number), part) for number, part in enumerate(parts)]
 
