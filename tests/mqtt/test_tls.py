@@ -21,7 +21,11 @@ from tests.mqtt.trainings import MODEL, Float32, gradient, update
 pytest.importorskip("cryptography", reason="the extra `privacy` is not installed")
 from tests.mqtt.certificates import Authority
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    # paho leaves sockets open where TLS fails, and they are collected in whatever test comes next
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 PAGE = Path(__file__).parents[2] / "docs" / "mqtt.md"
 
 
@@ -106,7 +110,6 @@ def test_a_client_that_speaks_as_another_has_no_effect(site: Site, tmp_path: Pat
     assert others.result(PATIENCE_S).tobytes() == flat.tobytes()
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # sockets that paho leaves open
 def test_those_whom_the_broker_does_not_know_are_refused_in_one_line(site: Site, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
