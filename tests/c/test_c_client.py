@@ -6,6 +6,9 @@ import math
 import re
 import shutil
 import subprocess
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -180,10 +183,8 @@ def test_the_page_shows_what_its_example_prints(tmp_path: Path) -> None:
     words = command[1].replace("cc ", "gcc -Wall -Wextra -Werror ", 1).replace("-Ic", f"-I{ROOT / 'c'}").split()
     subprocess.run(words, check=True, cwd=tmp_path)
     assert subprocess.run([tmp_path / "device"], capture_output=True, text=True, check=True).stdout == printed
-    codec, gradient = Peaks(m=7), (((37 * np.arange(7850) + 11) % 101 - 50) / 64).astype(np.float32)
-    session = BareSession(codec, 7850, 0x0123456789ABCDEF)
-    update = codec.encode(gradient[np.newaxis], [session.key(0, 3)])[0]
-    assert session.pack(update, 0, 3).hex() == printed.split()[0]
+    key = bare_key(Peaks(m=7), 7850, 0x0123456789ABCDEF, 0, 3)
+    assert python_frame(Peaks(m=7), example_gradient(7850), key, BARE).hex() == printed.split()[0]
 
 
 @pytest.mark.slow
@@ -276,3 +277,42 @@ def test_webassembly_makes_the_same_frames() -> None:
     ]
     run = subprocess.run(command, input=json.dumps(cases), capture_output=True, text=True, check=True)
     assert json.loads(run.stdout) == wanted
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """Files of a folder, without a line for each request."""
+
+    def log_message(self, *_: object) -> None:
+        return
+
+
+@pytest.mark.slow
+@needs("clang", "wasm-ld", "node", "chromium")
+def test_a_page_makes_the_frame_of_the_python_package() -> None:
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    make("wasm")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(BUILD / "web")))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    complaints: list[str] = []
+    try:
+        with playwright.sync_playwright() as driver:
+            browser = driver.chromium.launch(
+                executable_path=shutil.which("chromium"), args=["--headless", "--no-sandbox", "--disable-gpu"]
+            )
+            page = browser.new_page()
+            page.on("pageerror", lambda error: complaints.append(str(error)))
+            page.goto(f"http://127.0.0.1:{server.server_port}/index.html")
+            page.wait_for_function("document.getElementById('frame').textContent.length > 1")
+            frame = page.text_content("#frame")
+            browser.close()
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert complaints == []
+    key = bare_key(Peaks(m=7), 7850, 0x0123456789ABCDEF, 0, 3)
+    assert frame == python_frame(Peaks(m=7), example_gradient(7850), key, BARE).hex()
+
+
+def example_gradient(d: int) -> Any:
+    """That of docs/vectors.json, with which the page's examples are made too."""
+    return (((37 * np.arange(d) + 11) % 101 - 50) / 64).astype(np.float32)
