@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedmpdd import MPDD, BareSession, Key, Peaks
+from fedmpdd.directions import direction, moments
 from fedmpdd.errors import CodecError, GradientError
 from tests.c.bridge import (
     BARE,
@@ -32,6 +33,7 @@ from tests.c.bridge import (
     bare_key,
     compile_bridge,
     encode,
+    pointer_to,
     python_frame,
     stream,
 )
@@ -146,6 +148,52 @@ def test_square_roots_are_correctly_rounded(library: ctypes.CDLL) -> None:
     roots = values.copy()
     library.bridge_sqrt(ctypes.c_void_p(roots.ctypes.data), ctypes.c_size_t(roots.size))
     assert roots.tolist() == [math.sqrt(value) for value in values.tolist()]
+
+
+def test_sums_are_added_in_the_order_of_the_kernels(library: ctypes.CDLL) -> None:
+    """What is left of terms that cancel is the rounding of each addition, and shows their order."""
+    numbers, tiles, key = np.random.default_rng(5), 80, Key(77)
+    d = 2048 * tiles
+    c = np.arange(d)
+    unit = 4 * (c // 2048) + c % 16 // 4
+    # Sums within a unit are exact; those of units, in float64, are not: they are 2^60 apart.
+    terms = numbers.integers(-512, 513, d // 2) * 2.0 ** numbers.integers(0, 60, 4 * tiles)[unit[: d // 2]]
+    order = numbers.permutation(tiles // 2)
+    cancelled = np.concatenate([terms, -terms.reshape(tiles // 2, 2048)[order].reshape(-1)])
+    gradient = (cancelled * direction(key, 1, 0, d)).astype(np.float32)
+    wanted = python_frame(MPDD(1), gradient, key, BARE)
+    assert abs(np.frombuffer(wanted, "<f4")[0]) > 0
+    assert encode(library, MPDD(1), gradient, key) == (0, wanted)
+    for piece in (256, 2048, 33 * 256):
+        assert stream(library, MPDD(1), gradient, key, piece) == (0, wanted)
+
+
+def test_moments_are_those_of_the_kernels(library: ctypes.CDLL) -> None:
+    for d in (1, 15, 16, 17, 3_000):
+        gradient = np.random.default_rng(d).standard_normal(d).astype(np.float32)
+        sums = np.zeros(2)
+        for piece in (d, 256):
+            library.bridge_moments(pointer_to(gradient), ctypes.c_uint32(d), ctypes.c_uint32(piece), pointer_to(sums))
+            assert sums.tolist() == moments(gradient[np.newaxis])[0].tolist()
+
+
+def test_the_mean_peak_is_that_of_numpy(library: ctypes.CDLL) -> None:
+    library.bridge_pairwise.restype = ctypes.c_double
+    numbers = np.random.default_rng(2)
+    for count in [*range(1, 300), 1_000, 4_097, 100_003]:
+        values = numbers.random(count)
+        assert library.bridge_pairwise(pointer_to(values), ctypes.c_uint32(count)) == values[np.newaxis].sum(axis=1)[0]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_bound_of_scalars_is_that_of_the_format(library: ctypes.CDLL, family: str) -> None:
+    bound = np.array([2.0**127], np.float32)
+    above = np.nextafter(bound, np.float32(np.inf))
+    assert encode(library, MPDD(1, family=family), bound, Key(1)) == (
+        0,
+        python_frame(MPDD(1, family=family), bound, Key(1), BARE),
+    )
+    assert encode(library, MPDD(1, family=family), above, Key(1)) == (TOO_LARGE, b"")
 
 
 def test_the_header_is_short_and_includes_little() -> None:
