@@ -6,7 +6,7 @@ NATIVE := CMakeLists.txt $(wildcard src/fedmpdd/directions/native/*)
 # An editable install remembers where modules were: a new room is a reason to install again.
 ROOMS  := $(wildcard src/fedmpdd/*/__init__.py src/fedmpdd_paper/__init__.py)
 
-.PHONY: demo test test-slow test-all lint bench rivals gpu kernels neon chromium mosquitto pretrained clean
+.PHONY: demo test test-slow test-all lint bench rivals gpu kernels neon c chromium mosquitto pretrained clean
 
 demo: $(VENV)/.installed
 	$(BIN)/fedmpdd demo
@@ -93,6 +93,17 @@ neon:
 	    apt-get update -qq && apt-get install -y -qq --no-install-recommends qemu-user g++-aarch64-linux-gnu libc6-dev-arm64-cross; \
 	else echo "skipped: needs aarch64-linux-gnu-g++ and qemu-aarch64, or root and apt-get to install them"; exit 0; fi; \
 	mkdir -p build && aarch64-linux-gnu-g++ $(CHECK_FLAGS) $(CHECK) -o build/check_kernels_aarch64 && qemu-aarch64 build/check_kernels_aarch64
+
+# The C client (docs/c-client.md) on x86, AArch64, Cortex-M and as WebAssembly; what is missing is installed, or its targets
+# are skipped with a reason.
+C_PROGRAMS := gcc aarch64-linux-gnu-gcc qemu-aarch64 arm-none-eabi-gcc qemu-system-arm clang wasm-ld node
+C_PACKAGES := gcc gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user gcc-arm-none-eabi libnewlib-arm-none-eabi \
+    qemu-system-arm clang lld nodejs
+c: $(VENV)/.installed
+	@for program in $(C_PROGRAMS); do command -v $$program >/dev/null || missing="$$missing $$program"; done; \
+	if [ -n "$$missing" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    apt-get update -qq && apt-get install -y -qq --no-install-recommends $(C_PACKAGES) || true; fi
+	@$(MAKE) --no-print-directory -C c PYTHON=$(abspath $(BIN))/python
 
 # The browser that tests of the report's page look for; without it they are skipped.
 chromium:

@@ -35,3 +35,22 @@ void bridge_sqrt(double *values, size_t count) {
         values[i] = fedmpdd_sqrt(values[i]);
     }
 }
+
+/* The sums of squares and of fourth powers, in pieces of `piece` coordinates. */
+void bridge_moments(const float *x, uint32_t d, uint32_t piece, double *sums) {
+    const fedmpdd_codec codec = {FEDMPDD_ONE_BIT, FEDMPDD_RADEMACHER, 1U, 0U};
+    fedmpdd_moments moments = {{0.0}, {0.0}};
+    for (uint32_t begin = 0U; begin < d; begin += piece) {
+        (void)fedmpdd_measure(&moments, &codec, &x[begin], ((d - begin) < piece) ? (d - begin) : piece, begin);
+    }
+    sums[0] = fedmpdd_sum(moments.second);
+    sums[1] = fedmpdd_sum(moments.fourth);
+}
+
+double bridge_pairwise(const double *values, uint32_t count) {
+    fedmpdd_pairwise sum;
+    for (uint32_t i = 0U; i < count; ++i) {
+        fedmpdd_pair(&sum, count, i, values[i]);
+    }
+    return sum.total;
+}

@@ -6,6 +6,9 @@ import math
 import re
 import shutil
 import subprocess
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedmpdd import MPDD, BareSession, Key, Peaks
+from fedmpdd.directions import direction, moments
 from fedmpdd.errors import CodecError, GradientError
 from tests.c.bridge import (
     BARE,
@@ -29,6 +33,7 @@ from tests.c.bridge import (
     bare_key,
     compile_bridge,
     encode,
+    pointer_to,
     python_frame,
     stream,
 )
@@ -145,6 +150,52 @@ def test_square_roots_are_correctly_rounded(library: ctypes.CDLL) -> None:
     assert roots.tolist() == [math.sqrt(value) for value in values.tolist()]
 
 
+def test_sums_are_added_in_the_order_of_the_kernels(library: ctypes.CDLL) -> None:
+    """What is left of terms that cancel is the rounding of each addition, and shows their order."""
+    numbers, tiles, key = np.random.default_rng(5), 80, Key(77)
+    d = 2048 * tiles
+    c = np.arange(d)
+    unit = 4 * (c // 2048) + c % 16 // 4
+    # Sums within a unit are exact; those of units, in float64, are not: they are 2^60 apart.
+    terms = numbers.integers(-512, 513, d // 2) * 2.0 ** numbers.integers(0, 60, 4 * tiles)[unit[: d // 2]]
+    order = numbers.permutation(tiles // 2)
+    cancelled = np.concatenate([terms, -terms.reshape(tiles // 2, 2048)[order].reshape(-1)])
+    gradient = (cancelled * direction(key, 1, 0, d)).astype(np.float32)
+    wanted = python_frame(MPDD(1), gradient, key, BARE)
+    assert abs(np.frombuffer(wanted, "<f4")[0]) > 0
+    assert encode(library, MPDD(1), gradient, key) == (0, wanted)
+    for piece in (256, 2048, 33 * 256):
+        assert stream(library, MPDD(1), gradient, key, piece) == (0, wanted)
+
+
+def test_moments_are_those_of_the_kernels(library: ctypes.CDLL) -> None:
+    for d in (1, 15, 16, 17, 3_000):
+        gradient = np.random.default_rng(d).standard_normal(d).astype(np.float32)
+        sums = np.zeros(2)
+        for piece in (d, 256):
+            library.bridge_moments(pointer_to(gradient), ctypes.c_uint32(d), ctypes.c_uint32(piece), pointer_to(sums))
+            assert sums.tolist() == moments(gradient[np.newaxis])[0].tolist()
+
+
+def test_the_mean_peak_is_that_of_numpy(library: ctypes.CDLL) -> None:
+    library.bridge_pairwise.restype = ctypes.c_double
+    numbers = np.random.default_rng(2)
+    for count in [*range(1, 300), 1_000, 4_097, 100_003]:
+        values = numbers.random(count)
+        assert library.bridge_pairwise(pointer_to(values), ctypes.c_uint32(count)) == values[np.newaxis].sum(axis=1)[0]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_bound_of_scalars_is_that_of_the_format(library: ctypes.CDLL, family: str) -> None:
+    bound = np.array([2.0**127], np.float32)
+    above = np.nextafter(bound, np.float32(np.inf))
+    assert encode(library, MPDD(1, family=family), bound, Key(1)) == (
+        0,
+        python_frame(MPDD(1, family=family), bound, Key(1), BARE),
+    )
+    assert encode(library, MPDD(1, family=family), above, Key(1)) == (TOO_LARGE, b"")
+
+
 def test_the_header_is_short_and_includes_little() -> None:
     lines = HEADER.read_text(encoding="utf-8").splitlines()
     assert len(lines) <= 600
@@ -180,10 +231,8 @@ def test_the_page_shows_what_its_example_prints(tmp_path: Path) -> None:
     words = command[1].replace("cc ", "gcc -Wall -Wextra -Werror ", 1).replace("-Ic", f"-I{ROOT / 'c'}").split()
     subprocess.run(words, check=True, cwd=tmp_path)
     assert subprocess.run([tmp_path / "device"], capture_output=True, text=True, check=True).stdout == printed
-    codec, gradient = Peaks(m=7), (((37 * np.arange(7850) + 11) % 101 - 50) / 64).astype(np.float32)
-    session = BareSession(codec, 7850, 0x0123456789ABCDEF)
-    update = codec.encode(gradient[np.newaxis], [session.key(0, 3)])[0]
-    assert session.pack(update, 0, 3).hex() == printed.split()[0]
+    key = bare_key(Peaks(m=7), 7850, 0x0123456789ABCDEF, 0, 3)
+    assert python_frame(Peaks(m=7), example_gradient(7850), key, BARE).hex() == printed.split()[0]
 
 
 @pytest.mark.slow
@@ -276,3 +325,42 @@ def test_webassembly_makes_the_same_frames() -> None:
     ]
     run = subprocess.run(command, input=json.dumps(cases), capture_output=True, text=True, check=True)
     assert json.loads(run.stdout) == wanted
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """Files of a folder, without a line for each request."""
+
+    def log_message(self, *_: object) -> None:
+        return
+
+
+@pytest.mark.slow
+@needs("clang", "wasm-ld", "node", "chromium")
+def test_a_page_makes_the_frame_of_the_python_package() -> None:
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    make("wasm")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(BUILD / "web")))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    complaints: list[str] = []
+    try:
+        with playwright.sync_playwright() as driver:
+            browser = driver.chromium.launch(
+                executable_path=shutil.which("chromium"), args=["--headless", "--no-sandbox", "--disable-gpu"]
+            )
+            page = browser.new_page()
+            page.on("pageerror", lambda error: complaints.append(str(error)))
+            page.goto(f"http://127.0.0.1:{server.server_port}/index.html")
+            page.wait_for_function("document.getElementById('frame').textContent.length > 1")
+            frame = page.text_content("#frame")
+            browser.close()
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert complaints == []
+    key = bare_key(Peaks(m=7), 7850, 0x0123456789ABCDEF, 0, 3)
+    assert frame == python_frame(Peaks(m=7), example_gradient(7850), key, BARE).hex()
+
+
+def example_gradient(d: int) -> Any:
+    """That of docs/vectors.json, with which the page's examples are made too."""
+    return (((37 * np.arange(d) + 11) % 101 - 50) / 64).astype(np.float32)
