@@ -222,6 +222,35 @@ def test_a_wrong_vector_is_noticed(tmp_path: Path) -> None:
     assert "FAILED: frame 0" in run.stdout
 
 
+def test_a_target_without_its_compiler_says_what_is_missing(tmp_path: Path) -> None:
+    make("x86")  # the tables are there
+    for program in ("sh", "make"):
+        (tmp_path / program).symlink_to(shutil.which(program) or program)
+    command = ["make", "-C", str(ROOT / "c"), "cortex", "wasm"]
+    run = subprocess.run(command, env={"PATH": str(tmp_path)}, capture_output=True, text=True)
+    assert run.returncode == 0
+    assert "cortex: skipped: needs arm-none-eabi-gcc qemu-system-arm;" in run.stdout
+    assert "wasm: skipped: needs clang wasm-ld node;" in run.stdout
+
+
+def test_every_vector_that_the_header_makes_is_checked() -> None:
+    vectors = json.loads((ROOT / "docs" / "vectors.json").read_text(encoding="utf-8"))
+    make("x86")
+    table = (BUILD / "vectors.h").read_text(encoding="utf-8")
+    rows = {name: len(body.splitlines()) for name, body in re.findall(r" (\w+)\[\] = \{\n(.*?)\n\};", table, re.S)}
+    made = [frame for frame in vectors["frames"] if frame["bits"] in (32, 1)]
+    rounds = [frame for round_ in vectors["rounds"] for frame in round_["frames"] if int(frame[14:16], 16) in (32, 1)]
+    peaks = [frame for round_ in vectors["peaks_rounds"] for frame in round_["frames"]]
+    assert rows == {
+        "sign_rows": len(vectors["signs"]) + 1,
+        "outer_rows": 12 + 20 + 28,
+        "order_rows": sum(row["d"] <= 2**24 for row in vectors["hadamard_rows"]),
+        "scalar_rows": len(vectors["decode"]),
+        "frame_rows": 3 * len(made) + 3 * len(vectors["peaks"]) + len(rounds) + len(peaks),
+        "bare_rows": len(vectors["bare"]["frames"]),
+    }
+
+
 def test_the_page_shows_what_its_example_prints(tmp_path: Path) -> None:
     page = PAGE.read_text(encoding="utf-8")
     program, printed = re.search(r"```c\n(.*?)```.*?```text\n(.*?)```", page, re.S).groups()  # type: ignore[union-attr]
