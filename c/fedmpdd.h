@@ -50,7 +50,6 @@ typedef enum { FEDMPDD_FLOAT32 = 0, FEDMPDD_ONE_BIT = 1, FEDMPDD_PEAKS = 2 } fed
 typedef struct { fedmpdd_scalars scalars; fedmpdd_family family; uint32_t m; uint32_t group; } fedmpdd_codec;
 
 typedef struct { uint64_t seed; uint32_t slot; } fedmpdd_key;
-
 /* Who has which key: every client a seed of its own in each round; all clients one; one seed, and a slot for each. */
 typedef enum { FEDMPDD_DERIVED = 0, FEDMPDD_SHARED = 1, FEDMPDD_PARTITIONED = 2 } fedmpdd_way;
 
@@ -296,8 +295,9 @@ static inline fedmpdd_result fedmpdd_open(fedmpdd_writer *writer, const fedmpdd_
     if ((frame == FEDMPDD_COMPACT_SEED) && (key->slot != 0U)) { return FEDMPDD_ERROR_KEY; }
     if (fedmpdd_frame_bytes(codec, frame) > (uint64_t)room) { return FEDMPDD_ERROR_ROOM; }
     const int is_peaks = (codec->scalars == FEDMPDD_PEAKS), is_bits = (codec->scalars == FEDMPDD_ONE_BIT);
-    const uint32_t second = is_peaks ? fedmpdd_log2(codec->group) : (is_bits ? 1U : 32U);
-    uint8_t header[33] = {0x46U, 0x4DU, 0x50U, 0x44U, 1U, is_peaks ? 13U : 1U, (uint8_t)codec->family, (uint8_t)second};
+    const uint8_t number = is_peaks ? 13U : 1U, family = (uint8_t)codec->family;
+    const uint8_t second = is_peaks ? (uint8_t)fedmpdd_log2(codec->group) : (is_bits ? 1U : 32U);
+    uint8_t header[33] = {0x46U, 0x4DU, 0x50U, 0x44U, 1U, number, family, second};
     fedmpdd_store(&header[8], d, 8U);
     fedmpdd_store(&header[16], codec->m, 4U);
     header[32] = (frame == FEDMPDD_COMPACT_SEED) ? 1U : 0U;
@@ -547,7 +547,7 @@ static inline fedmpdd_result fedmpdd_encode(const fedmpdd_codec *codec, uint32_t
  * m of them, and leaves them alone until the end. */
 static inline fedmpdd_result fedmpdd_begin(fedmpdd_stream *stream, const fedmpdd_codec *codec, uint32_t d,
                                            const fedmpdd_key *key, fedmpdd_lane *lanes, uint32_t lane_count) {
-    static const fedmpdd_moments zeros = {{0.0}, {0.0}};
+    const fedmpdd_moments zeros = {{0.0}, {0.0}};
     fedmpdd_result result = fedmpdd_check(codec, d, key);
     if (stream == NULL) { return FEDMPDD_ERROR_NULL; }
     if (result == FEDMPDD_OK) {
@@ -555,10 +555,10 @@ static inline fedmpdd_result fedmpdd_begin(fedmpdd_stream *stream, const fedmpdd
         if (!is_stream) { result = FEDMPDD_ERROR_CODEC; }
         else if (lanes == NULL) { result = FEDMPDD_ERROR_NULL; }
         else if (lane_count < codec->m) { result = FEDMPDD_ERROR_BUFFER; }
-        else { *stream = (fedmpdd_stream){*codec, *key, d, 0U, lanes, zeros, FEDMPDD_OK}; }
+        else { stream->codec = *codec; stream->key = *key; stream->d = d; stream->lanes = lanes; }
     }
     for (uint32_t j = 0U; (result == FEDMPDD_OK) && (j < codec->m); ++j) { lanes[j].total = 0.0; lanes[j].run = 0.0; }
-    stream->result = result;
+    stream->moments = zeros; stream->position = 0U; stream->result = result;
     return result;
 }
 

@@ -6,6 +6,7 @@ import math
 import re
 import shutil
 import subprocess
+import sys
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -40,7 +41,6 @@ from tests.c.bridge import (
 
 HEADER = ROOT / "c" / "fedmpdd.h"
 PAGE = ROOT / "docs" / "c-client.md"
-BUILD = ROOT / "build" / "c"
 FAMILIES = ("rademacher", "hadamard")
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
@@ -51,10 +51,17 @@ def needs(*programs: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}: run make c as root")
 
 
-def make(target: str) -> str:
-    run = subprocess.run(["make", "-C", str(ROOT / "c"), target], capture_output=True, text=True, timeout=600)
+def make(target: str, build: Path) -> str:
+    command = ["make", "-C", str(ROOT / "c"), target, f"OUT={build}", f"PYTHON={sys.executable}"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert run.returncode == 0, run.stdout + run.stderr
     return run.stdout
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of this process: another one may run the same targets."""
+    return tmp_path_factory.mktemp("build")
 
 
 @pytest.fixture(scope="module")
@@ -203,13 +210,13 @@ def test_the_header_is_short_and_includes_little() -> None:
     assert re.findall(r"#include <(.*)>", "\n".join(lines)) == ["float.h", "stddef.h", "stdint.h", "string.h"]
 
 
-def test_vectors_hold_on_this_machine() -> None:
-    assert make("x86").count("all checks hold") == 3
+def test_vectors_hold_on_this_machine(build: Path) -> None:
+    assert make("x86", build).count("all checks hold") == 3
 
 
-def test_a_wrong_vector_is_noticed(tmp_path: Path) -> None:
-    make("x86")
-    table = (BUILD / "vectors.h").read_text(encoding="utf-8")
+def test_a_wrong_vector_is_noticed(tmp_path: Path, build: Path) -> None:
+    make("x86", build)
+    table = (build / "vectors.h").read_text(encoding="utf-8")
     at = table.index("\\x46\\x4d\\x50\\x44") + len("\\x46\\x4d\\x50\\x44\\x01\\x01\\x00\\x20") + 4 * 24
     wrong = table[:at] + f"\\x{int(table[at + 2 : at + 4], 16) ^ 1:02x}" + table[at + 4 :]
     (tmp_path / "vectors.h").write_text(wrong, encoding="utf-8")
@@ -220,6 +227,35 @@ def test_a_wrong_vector_is_noticed(tmp_path: Path) -> None:
     run = subprocess.run([program], capture_output=True, text=True)
     assert run.returncode == 1
     assert "FAILED: frame 0" in run.stdout
+
+
+def test_a_target_without_its_compiler_says_what_is_missing(tmp_path: Path, build: Path) -> None:
+    make("x86", build)  # the tables are there
+    for program in ("sh", "make"):
+        (tmp_path / program).symlink_to(shutil.which(program) or program)
+    command = ["make", "-C", str(ROOT / "c"), "cortex", "wasm", f"OUT={build}"]
+    run = subprocess.run(command, env={"PATH": str(tmp_path)}, capture_output=True, text=True)
+    assert run.returncode == 0
+    assert "cortex: skipped: needs arm-none-eabi-gcc qemu-system-arm;" in run.stdout
+    assert "wasm: skipped: needs clang wasm-ld node;" in run.stdout
+
+
+def test_every_vector_that_the_header_makes_is_checked(build: Path) -> None:
+    vectors = json.loads((ROOT / "docs" / "vectors.json").read_text(encoding="utf-8"))
+    make("x86", build)
+    table = (build / "vectors.h").read_text(encoding="utf-8")
+    rows = {name: len(body.splitlines()) for name, body in re.findall(r" (\w+)\[\] = \{\n(.*?)\n\};", table, re.S)}
+    made = [frame for frame in vectors["frames"] if frame["bits"] in (32, 1)]
+    rounds = [frame for round_ in vectors["rounds"] for frame in round_["frames"] if int(frame[14:16], 16) in (32, 1)]
+    peaks = [frame for round_ in vectors["peaks_rounds"] for frame in round_["frames"]]
+    assert rows == {
+        "sign_rows": len(vectors["signs"]) + 1,
+        "outer_rows": 12 + 20 + 28,
+        "order_rows": sum(row["d"] <= 2**24 for row in vectors["hadamard_rows"]),
+        "scalar_rows": len(vectors["decode"]),
+        "frame_rows": 3 * len(made) + 3 * len(vectors["peaks"]) + len(rounds) + len(peaks),
+        "bare_rows": len(vectors["bare"]["frames"]),
+    }
 
 
 def test_the_page_shows_what_its_example_prints(tmp_path: Path) -> None:
@@ -236,8 +272,8 @@ def test_the_page_shows_what_its_example_prints(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_sanitisers_find_nothing_whatever_the_sizes() -> None:
-    report = make("sanitised")
+def test_sanitisers_find_nothing_whatever_the_sizes(build: Path) -> None:
+    report = make("sanitised", build)
     assert "all checks hold" in report
     results = [int(word) for word in re.search(r"fuzz: results (.*)", report)[1].split()]  # type: ignore[index]
     assert len(results) == TOO_LARGE + 1
@@ -246,20 +282,20 @@ def test_sanitisers_find_nothing_whatever_the_sizes() -> None:
 
 @pytest.mark.slow
 @needs("aarch64-linux-gnu-gcc", "qemu-aarch64")
-def test_vectors_hold_on_aarch64() -> None:
-    assert make("aarch64").count("all checks hold") == 1
+def test_vectors_hold_on_aarch64(build: Path) -> None:
+    assert make("aarch64", build).count("all checks hold") == 1
 
 
 @pytest.mark.slow
 @needs("arm-none-eabi-gcc", "qemu-system-arm")
-def test_vectors_hold_on_cortex_m3_and_m4() -> None:
-    assert make("cortex").count("all checks hold") == 2
+def test_vectors_hold_on_cortex_m3_and_m4(build: Path) -> None:
+    assert make("cortex", build).count("all checks hold") == 2
 
 
 @pytest.mark.slow
 @needs("arm-none-eabi-gcc", "qemu-system-arm")
-def test_the_client_is_small() -> None:
-    report = make("sizes")
+def test_the_client_is_small(build: Path) -> None:
+    report = make("sizes", build)
     flash = [int(row.split()[0]) for row in report.splitlines() if row.endswith((".o", ".elf"))]
     stacks = [int(size) for size in re.findall(r"^(?:hadamard|rademacher|stream)-\S+ (\d+)$", report, re.M)]
     assert len(flash) == 2
@@ -270,8 +306,8 @@ def test_the_client_is_small() -> None:
 
 @pytest.mark.slow
 @needs("arm-none-eabi-gcc", "qemu-system-arm")
-def test_a_device_learns_digits_and_its_frames_are_read() -> None:
-    rows = re.findall(r"round (\d+) loss/1000 (\d+) frame ([0-9a-f]+)", make("example"))
+def test_a_device_learns_digits_and_its_frames_are_read(build: Path) -> None:
+    rows = re.findall(r"round (\d+) loss/1000 (\d+) frame ([0-9a-f]+)", make("example", build))
     losses = [int(loss) for _, loss, _ in rows]
     assert len(rows) == 5
     assert losses == sorted(losses, reverse=True)
@@ -301,8 +337,8 @@ def first_gradient() -> Any:
 
 @pytest.mark.slow
 @needs("clang", "wasm-ld", "node")
-def test_webassembly_makes_the_same_frames() -> None:
-    assert make("wasm").count("all checks hold") == 1
+def test_webassembly_makes_the_same_frames(build: Path) -> None:
+    assert make("wasm", build).count("all checks hold") == 1
     numbers = np.random.default_rng(3)
     names = {BARE: "bare", COMPACT: "compact", COMPACT_SEED: "compact-seed", SELF_CONTAINED: "self-contained"}
     cases, wanted = [], []
@@ -320,8 +356,8 @@ def test_webassembly_makes_the_same_frames() -> None:
     command = [
         "node",
         str(ROOT / "c/tests/frames.mjs"),
-        str(BUILD / "web/fedmpdd.wasm"),
-        str(BUILD / "web/fedmpdd.mjs"),
+        str(build / "web/fedmpdd.wasm"),
+        str(build / "web/fedmpdd.mjs"),
     ]
     run = subprocess.run(command, input=json.dumps(cases), capture_output=True, text=True, check=True)
     assert json.loads(run.stdout) == wanted
@@ -336,10 +372,10 @@ class Quiet(SimpleHTTPRequestHandler):
 
 @pytest.mark.slow
 @needs("clang", "wasm-ld", "node", "chromium")
-def test_a_page_makes_the_frame_of_the_python_package() -> None:
+def test_a_page_makes_the_frame_of_the_python_package(build: Path) -> None:
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    make("wasm")
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(BUILD / "web")))
+    make("wasm", build)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(build / "web")))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     complaints: list[str] = []
     try:
