@@ -696,13 +696,15 @@ def test_a_client_reads_no_message_for_another(tmp_path: Path, totals: list[Coun
     try:
         clients = Broker("127.0.0.1", broker.port, username="{client}")
         thread = start_clients(clients, "acl", range(CLIENTS))
-        loop = asyncio.new_event_loop()
-        listening = threading.Thread(target=lambda: loop.run_until_complete(_listen(listener)), daemon=True)
+        leave: list[Callable[[], object]] = []
+        listening = threading.Thread(target=lambda: asyncio.run(_listen(listener, leave)), daemon=True)
         listening.start()
         wait_for(lambda: listener.count == 1, "that the listener is connected")
         server = Broker("127.0.0.1", broker.port, username="server")
         make_server(server, "acl", tmp_path / "run").run()
         thread.join(20)
+        leave[0]()
+        listening.join(20)
     finally:
         broker.stop()
     assert [len(counted.contributions) for counted in totals] == [CLIENTS, CLIENTS]
@@ -710,9 +712,13 @@ def test_a_client_reads_no_message_for_another(tmp_path: Path, totals: list[Coun
     assert {topic for topic in heard if "/to/" in topic or "/up/" in topic} == {"fedmpdd/acl/to/5"}
 
 
-async def _listen(listener: Connection) -> None:
-    with suppress(RunError):
-        await asyncio.wait_for(listener.run(), 20)
+async def _listen(listener: Connection, leave: list[Callable[[], object]]) -> None:
+    """Stay connected until somebody calls what `leave` then has."""
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    assert task is not None
+    leave.append(lambda: loop.call_soon_threadsafe(task.cancel))
+    with suppress(asyncio.CancelledError):
+        await listener.run()
 
 
 def test_a_broker_that_is_killed_in_the_middle_of_a_sum_is_got_over(

@@ -326,7 +326,7 @@ def test_the_document_counts_bytes_right() -> None:
 
 def test_the_code_of_the_document_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    first, second, third = re.findall(r"```python\n(.*?)```", DOCUMENT, flags=re.DOTALL)
+    first, second, third, _ = re.findall(r"```python\n(.*?)```", DOCUMENT, flags=re.DOTALL)
     names: dict[str, Any] = {}
     exec(first, names)
     expected = np.delete(names["scalars"], 3, axis=0).mean(axis=0)
@@ -337,6 +337,14 @@ def test_the_code_of_the_document_runs(tmp_path: Path, monkeypatch: pytest.Monke
     exec(third, names)
     assert names["server"].answered == (3,)
     assert (tmp_path / "client-3-rounds.json").exists()
+
+
+def test_the_code_about_mqtt_makes_a_policy_that_insists_on_sums() -> None:
+    code = re.findall(r"```python\n(.*?)```", DOCUMENT, flags=re.DOTALL)[-1]
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert names["policy"].secure
+    assert names["secure"].clip == names["policy"].largest_clip
 
 
 def test_the_document_says_right_from_how_many_colluders_a_threshold_protects() -> None:
