@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from fedmpdd.codecs import Codec
 from fedmpdd.display import round_display
-from fedmpdd.errors import CodecError, ConfigError
+from fedmpdd.errors import ConfigError
 from fedmpdd.imports import import_path_of, is_named, name_object, quote
 from fedmpdd.runs import driver
 from fedmpdd.runs.folders import Run
@@ -271,7 +271,7 @@ def _link_tables(codecs: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The table of a config for all clients, which is that of the first link, and those of the links."""
     tables = [_codec_table(codec) for codec in (codecs if isinstance(codecs, list | tuple) else [codecs])]
     if not tables:
-        raise CodecError(f"codec = {quote(codecs)}: expected a codec, or a list with a codec for every link")
+        raise ConfigError(f"codec = {quote(codecs)}: expected a codec, or a list with a codec for every link")
     return tables[0], tables
 
 
