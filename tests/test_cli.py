@@ -431,3 +431,11 @@ def test_a_folder_that_names_code_must_be_trusted(
         path.write_bytes(changed.pack() + path.read_bytes()[start:])
         assert name in refused("replay", "mine")
         assert "is not called" in refused("replay", "mine", "--trust-imports")
+
+
+def test_a_run_of_the_local_engine_does_not_go_on_over_mqtt(done: Done, refused: Refused) -> None:
+    """It may have no journal, which acknowledges updates, and its config states an ε for clients who see models."""
+    done("run", "demo", "clients=2", "participation=1.0", "rounds=1", "--out", "mine")
+    text = " ".join(refused("mqtt", "serve", "--resume", "mine", "rounds=2").split())
+    assert "mine is no run of `fedmpdd mqtt serve`: its config has journal = None, downlink = 'model'" in text
+    assert "go on with: fedmpdd run --resume mine" in text

@@ -36,6 +36,29 @@ def test_what_is_no_address_is_said_in_one_line(address: str) -> None:
         Broker.parse(address)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"host": ""}, "host = ''"),
+        ({"host": 5}, "host = 5"),
+        ({"port": "a"}, "port = 'a'"),
+        ({"port": 99_999}, "port = 99999"),
+        ({"keepalive": -1}, "keepalive = -1"),
+        ({"ca": 5}, "ca of the broker is no text"),
+    ],
+    ids=str,
+)
+def test_arguments_that_are_none_of_a_broker(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Broker(**{"host": "localhost", **arguments})
+
+
+@pytest.mark.parametrize("address", [None, 5, b"mqtt://localhost"])
+def test_an_address_is_a_text(address: Any) -> None:
+    with pytest.raises(ConfigError, match="expected mqtt://host:port"):
+        Broker.of(address)
+
+
 def test_a_password_is_in_no_message() -> None:
     assert "hush" not in str(Broker.parse("mqtt://ada:hush@localhost"))
     assert "hush" not in repr(Broker.parse("mqtt://ada:hush@localhost"))

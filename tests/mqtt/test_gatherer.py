@@ -327,14 +327,36 @@ def test_those_whose_update_is_missing_are_asked_for_it_again(monkeypatch: pytes
     terms = make_terms(clients=2, per_round=2, arrivals=Arrivals(wait=1e-3))
     asked: list[list[int]] = []
 
-    def ask(clients: list[int]) -> None:
+    def ask(clients: list[int]) -> str:
         asked.append(clients)
         send(gatherer, 0, [1])
+        return ""
 
     gatherer = Gatherer(terms, ask)
     gatherer.open(0)
     assert who(gatherer.wait()) == [(1, 0)]
     assert asked == [[0, 1]]
+
+
+def test_a_round_that_waits_for_long_says_who_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where nobody asked for more than warnings."""
+    monkeypatch.setattr(gathering, "ASK_AGAIN", 0.0)
+    calls: list[int] = []
+
+    def ask(clients: list[int]) -> str:
+        calls.append(len(clients))
+        if len(calls) == 3:
+            send(gatherer, 0, [0, 1])
+        return "; 1 of them are not connected: 0"
+
+    gatherer = Gatherer(make_terms(clients=2, per_round=2), ask)
+    gatherer.open(0)
+    with caplog.at_level("WARNING", "fedmpdd"):
+        gatherer.wait()
+    line = "round 0: 0 of 2 updates came; asking 2 clients again: 0, 1; 1 of them are not connected: 0"
+    assert [record.getMessage() for record in caplog.records] == [line]
 
 
 def test_a_connection_that_ends_for_good_ends_the_wait() -> None:

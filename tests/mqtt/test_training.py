@@ -14,6 +14,9 @@ from fedmpdd.codecs import Codec
 from fedmpdd.codecs.registry import make_codec
 from fedmpdd.errors import ConfigError, OrderError, RunError
 from fedmpdd.mqtt import Arrivals, Broker, Client, Server
+from fedmpdd.mqtt import client as client_module
+from fedmpdd.mqtt.client import GradientEncoder
+from fedmpdd.mqtt.connection import Connection
 from fedmpdd.mqtt.gatherer import Gatherer
 from fedmpdd.mqtt.messages import RoundMessage, read_contributions
 from fedmpdd.server.journal import JOURNAL, JournalReader
@@ -358,10 +361,156 @@ def test_another_initial_model_is_refused(mosquitto: Mosquitto) -> None:
         Client(mosquitto.address, "model", [0], gradient, initial=2 * MODEL).run()
 
 
-@pytest.mark.parametrize("numbers", [[], [1, 1], [-1], [2**32]])
-def test_numbers_that_no_client_has(numbers: list[int]) -> None:
+@pytest.mark.parametrize(
+    "numbers", [[], [1, 1], [-1], [2**32], 5, None, ["a"], [1.5], [True], "012", np.arange(3) / 2], ids=str
+)
+def test_numbers_that_no_client_has(numbers: Any) -> None:
     with pytest.raises(ConfigError, match="expected different numbers of clients, from 0"):
         Client("mqtt://localhost", "t", numbers, gradient)
+
+
+def test_numbers_may_be_an_array() -> None:
+    assert Client("mqtt://localhost", "t", np.arange(3), gradient)._numbers == [0, 1, 2]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"gradient": 5}, "gradient = 5: expected a function"),
+        ({"on_round": "x"}, "on_round = 'x': expected a function"),
+        ({"policy": 5}, "policy = 5: expected a ClientPolicy"),
+        ({"initial": 5}, r"initial is int 5: expected a vector of float32 \[d\]"),
+        ({"initial": MODEL[np.newaxis]}, r"initial is float32 \(1, 250\)"),
+        ({"broker": 5}, "broker '5': expected mqtt://host:port"),
+        ({"broker": None}, "broker 'None': expected mqtt://host:port"),
+    ],
+    ids=str,
+)
+def test_arguments_that_are_none_of_a_client(changes: dict[str, Any], words: str) -> None:
+    values: dict[str, Any] = {"broker": "mqtt://localhost", "gradient": gradient, **changes}
+    with pytest.raises(ConfigError, match=words):
+        Client(values.pop("broker"), "t", [0], **values)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"codec": "peaks"}, "codec = 'peaks': expected a codec"),
+        ({"codec": None}, "codec = None: expected a codec"),
+        ({"folder": 5}, "folder = 5: expected a path"),
+        ({"clients": "6"}, "clients = '6', expected a whole number"),
+        ({"clients": 6.5, "per_round": None}, "clients = 6.5, expected a whole number"),
+        ({"per_round": 1.5}, "per_round = 1.5, expected a whole number"),
+        ({"rounds": -1}, "rounds = -1, expected a whole number"),
+        ({"rounds": 1.5}, "rounds = 1.5, expected a whole number"),
+        ({"lr": "x"}, "lr = 'x': expected a finite number"),
+        ({"server": "sgd"}, "server = 'sgd', expected a value of type StepRule"),
+        ({"arrivals": {"enough": 2}}, "arrivals = .*, expected a value of type Arrivals"),
+        ({"error_feedback": "yes"}, "error_feedback = 'yes', expected a value of type bool"),
+        ({"protection": 5}, "protection = 5: expected a table"),
+        ({"robust": "median"}, "robust = 'median': expected a RobustMean"),
+        ({"secure": {"clip": 1.0}}, "secure = .*: expected SecureRounds"),
+        ({"shapes": [250]}, r"shapes = \[250\]: expected those of the model's parameters"),
+        ({"broker": b"mqtt://localhost"}, "expected mqtt://host:port"),
+    ],
+    ids=str,
+)
+def test_arguments_that_are_none_of_a_server(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    values: dict[str, Any] = {"broker": "mqtt://localhost", "folder": tmp_path, **changes}
+    with pytest.raises(ConfigError, match=words):
+        make_server(values.pop("broker"), "t", values.pop("folder"), **values)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (
+            lambda model: model[:240],
+            r"gradient\(model, 0, 1\) returned float32 \(240,\), expected an array of 250 real",
+        ),
+        (lambda model: model[np.newaxis], r"returned float32 \(1, 250\)"),
+        (lambda model: None, "returned NoneType None"),
+        (lambda model: "x", "returned str 'x'"),
+        (lambda model: model + 1j, "returned complex64"),
+        (lambda model: [[1.0], [1.0, 2.0]], "returned list"),
+    ],
+    ids=["shorter", "matrix", "None", "text", "complex", "ragged"],
+)
+def test_a_gradient_that_is_none_ends_the_client(wrong: Any, words: str) -> None:
+    """A shorter one would be encoded along directions of another length, and train the model to nonsense."""
+    encoder = GradientEncoder(make_terms(), lambda flat, round_number, client: wrong(flat))
+    with pytest.raises(ConfigError, match=words):
+        encoder.updates(0, MODEL, [1])
+
+
+def test_a_gradient_of_another_length_ends_the_client_that_computes_it(mosquitto: Mosquitto, tmp_path: Path) -> None:
+    server = make_server(mosquitto.address, "short", tmp_path, rounds=1, per_round=6)
+    result = beside(server.run)
+    with pytest.raises(ConfigError, match="expected an array of 250 real numbers"):
+        Client(mosquitto.address, "short", [0], lambda flat, round_number, client: flat[:240]).run()
+    Client(mosquitto.address, "short", range(6), gradient).run()
+    assert result.result(PATIENCE_S).tobytes() == on_paper(server).tobytes()
+
+
+def test_a_gradient_function_may_write_to_its_model() -> None:
+    def writing(flat: Float32, round_number: int, client: int) -> Float32:
+        flat -= TARGETS[client]
+        return flat
+
+    terms, flat = make_terms(), MODEL.copy()
+    updates = GradientEncoder(terms, writing).updates(0, flat, [0, 1, 2])
+    assert flat.tobytes() == MODEL.tobytes()
+    assert updates == GradientEncoder(terms, gradient).updates(0, MODEL, [0, 1, 2])
+
+
+def test_a_client_that_no_server_comes_to_says_what_it_waits_for(
+    mosquitto: Mosquitto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(client_module, "LONG_S", 0.01)
+    said = threading.Event()
+    warn = logging.Logger.warning
+
+    def warning(self: logging.Logger, text: object, *values: object) -> None:
+        warn(self, text, *values)
+        said.set()
+
+    monkeypatch.setattr(logging.Logger, "warning", warning)
+    result = beside(Client(mosquitto.address, "nobody", range(6), gradient).run)
+    assert said.wait(PATIENCE_S)
+    assert "has no training named 'nobody'; waiting for its server" in caplog.text
+    flat = make_server(mosquitto.address, "nobody", tmp_path, rounds=1).run()
+    assert result.result(PATIENCE_S).tobytes() == flat.tobytes()
+
+
+def test_a_fault_in_the_servers_connection_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: Broker, *values: object) -> None:
+        raise ZeroDivisionError("oops")
+
+    monkeypatch.setattr(Broker, "lean_connection", broken)
+    with pytest.raises(RunError, match=r"the server's connection has failed: ZeroDivisionError\('oops'\)"):
+        make_server("mqtt://localhost", "fault", tmp_path).run()
+
+
+def test_two_of_one_name_at_a_broker_are_said_to_be_two(
+    mosquitto: Mosquitto, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where the broker does not say so itself: they throw each other out."""
+    monkeypatch.setattr("fedmpdd.mqtt.connection.LONGEST_PAUSE", 0.1)
+    words = "if another process is this client, or this server, too, stop one of them"
+
+    async def both() -> None:
+        broker = Broker.parse(mosquitto.address)
+        twins = [Connection(broker, "fedmpdd-twin-0", [], lambda topic, payload: None) for _ in range(2)]
+        tasks = [asyncio.create_task(one.run()) for one in twins]
+        async with asyncio.timeout(PATIENCE_S):
+            while words not in caplog.text and not any(task.done() for task in tasks):
+                await asyncio.sleep(0.02)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(both())
+    assert words in caplog.text
 
 
 def test_no_broker_is_one_line(tmp_path: Path) -> None:

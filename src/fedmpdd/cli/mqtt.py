@@ -92,6 +92,12 @@ def serve(
     reached = Broker.parse(broker, ca=ca, certificate=certificate, key=key)
 
     def engine(settings: Any, task: Any) -> Any:
+        if settings != over_mqtt(settings):
+            raise RunError(
+                f"{resume} is no run of `fedmpdd mqtt serve`: its config has journal = {settings.journal}, downlink = "
+                f"{settings.downlink!r}, and over MQTT these are True and 'replay'; go on with: fedmpdd run --resume "
+                f"{resume}"
+            )
         return MqttFederation(settings, task, reached, name, replaces=replace)
 
     if resume is not None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from fedmpdd.documents import is_count
 from fedmpdd.errors import ConfigError, MissingDependencyError
 from fedmpdd.mqtt.lean import LeanClient
 
@@ -61,7 +62,7 @@ class Broker:
 
         """
         try:
-            parts = urlsplit(address)
+            parts = urlsplit(address if isinstance(address, str) else "")
             port = parts.port
         except ValueError:
             parts, port = urlsplit(""), None
@@ -83,6 +84,23 @@ class Broker:
             None if parts.password is None else unquote(parts.password),
             **options,
         )
+
+    @classmethod
+    def of(cls, broker: "Broker | str") -> "Broker":
+        """Return a broker that is given as one or by its address, or raise ConfigError."""
+        return broker if isinstance(broker, Broker) else cls.parse(broker)
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for what no connection can be made by."""
+        if not isinstance(self.host, str) or not self.host:
+            raise ConfigError(f"host = {self.host!r:.80}: expected the name or address of a broker; see Broker.parse")
+        if not is_count(self.port) or not 1 <= self.port < 2**16:
+            raise ConfigError(f"port = {self.port!r:.40}: expected a number from 1 to 65535")
+        if not is_count(self.keepalive) or self.keepalive >= 2**16:
+            raise ConfigError(f"keepalive = {self.keepalive!r:.40}: expected whole seconds from 0 to 65535")
+        for name in ("username", "password", "ca", "certificate", "key"):
+            if not isinstance(getattr(self, name), str | None):
+                raise ConfigError(f"{name} of the broker is no text; give a str, or None")
 
     def __str__(self) -> str:
         return f"{'mqtts' if self.tls else 'mqtt'}://{self.host}:{self.port}"

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmpdd.documents import is_count
 from fedmpdd.errors import ConfigError, FedmpddError, OrderError, WireError
 from fedmpdd.mqtt.broker import Broker
 from fedmpdd.mqtt.connection import Connection
@@ -26,12 +27,11 @@ if TYPE_CHECKING:  # it needs a package that others do not
     from fedmpdd.mqtt.secure_client import Members
 
 Float32 = NDArray[np.float32]
-Gradient = Callable[
-    [Float32, int, int], Float32
-]  # the model, the round and a client's number to that client's gradient
+Gradient = Callable[[Float32, int, int], Float32]  # the model, the round and a client's number to its gradient
 MOST_EARLY = 100  # messages that are kept until the terms are here
 TAIL_S = 3.0  # seconds after which the retained messages of a tail are here, if there are more
 TAIL_TIME = "tail"  # in the inbox: these seconds are over
+LONG_S = 10.0  # without a server's terms after which a client says that it waits, and so again after twice as long
 PATIENCE = 2  # rounds that begin without an acknowledgement before an update is sent again
 
 _log = logging.getLogger("fedmpdd")
@@ -62,7 +62,7 @@ class GradientEncoder:
 
     def updates(self, round_number: int, flat: Float32, clients: Sequence[int]) -> list[bytes]:
         """See Encoder."""
-        gradients = np.stack([np.asarray(self._gradient(flat, round_number, one), np.float32) for one in clients])
+        gradients = np.stack([self._gradient_of(flat, round_number, one) for one in clients])
         keys = [self._terms.key(round_number, client) for client in clients]
         if len(self._uplinks) == 1:
             batch = self._uplinks[0].encode(round_number, gradients, keys, clients).batch
@@ -74,13 +74,27 @@ class GradientEncoder:
             payloads.append(payload_of(update))
         return payloads
 
+    def _gradient_of(self, flat: Float32, round_number: int, client: int) -> Float32:
+        """What the function gives for a client; it has a model of its own, which it may write to."""
+        given = self._gradient(flat.copy(), round_number, client)
+        try:
+            gradient = np.asarray(given)
+        except ValueError:  # lists of different lengths
+            gradient = np.empty(0, object)
+        if gradient.shape != flat.shape or gradient.dtype.kind not in "fiu":
+            raise ConfigError(
+                f"gradient(model, {round_number}, {client}) returned {_shown(given)}, expected an array of "
+                f"{flat.size:,} real numbers, one for each of the model"
+            )
+        return gradient.astype(np.float32, copy=False)
+
     def elements(self, round_number: int, flat: Float32, clients: Sequence[int]) -> list[NDArray[np.uint64]]:
         """See fedmpdd.mqtt.secure_client.SumEncoder."""
         from fedmpdd.mqtt.secure import sum_uplink  # needs a package that others do not
 
         uplink, rows = sum_uplink(self._terms), []
         for client in clients:
-            gradient = np.asarray(self._gradient(flat, round_number, client), np.float32)
+            gradient = self._gradient_of(flat, round_number, client)
             key = self._terms.key(round_number, client)
             rows.append(uplink.elements(gradient[np.newaxis], [key], [SystemNoise()])[0])
         return rows
@@ -132,13 +146,22 @@ class Client:
         policy: ClientPolicy | None = None,
         on_round: Callable[[RoundMessage], None] | None = None,
     ) -> None:
-        self._broker = Broker.parse(broker) if isinstance(broker, str) else broker
+        self._broker = Broker.of(broker)
         self._topics = Topics(name)
-        if not numbers or len(set(numbers)) != len(numbers) or any(not 0 <= one < 2**32 for one in numbers):
-            raise ConfigError(f"numbers = {list(numbers)!s:.80}: expected different numbers of clients, from 0")
+        listed = numbers.tolist() if isinstance(numbers, np.ndarray) else numbers
+        listed = list(listed) if isinstance(listed, Iterable) else []
+        if not listed or len(set(listed)) != len(listed) or any(not is_count(one) or one >= 2**32 for one in listed):
+            raise ConfigError(f"numbers = {numbers!s:.80}: expected different numbers of clients, from 0")
         if (gradient is None) == (prepare is None):
             raise ConfigError("expected gradient, a function of model, round and client, or prepare; and one of them")
-        self._numbers = list(numbers)
+        for words, function in (("gradient", gradient), ("prepare", prepare), ("on_round", on_round)):
+            if function is not None and not callable(function):
+                raise ConfigError(f"{words} = {function!r:.60}: expected a function")
+        if policy is not None and not isinstance(policy, ClientPolicy):
+            raise ConfigError(f"policy = {policy!r:.60}: expected a ClientPolicy")
+        if initial is not None and (not isinstance(initial, np.ndarray) or initial.ndim != 1):
+            raise ConfigError(f"initial is {_shown(initial)}: expected a vector of float32 [d]")
+        self._numbers = listed
         self._prepare: Prepare = prepare or (lambda terms: (GradientEncoder(terms, _given(gradient)), initial))
         self._policy = policy or ClientPolicy()
         self._updates = 0  # of a client, the one that sent most
@@ -183,6 +206,7 @@ class Client:
             )
         connected = [asyncio.create_task(one.run()) for one in self._connections.values()]
         work: asyncio.Task[None] = asyncio.create_task(self._work())
+        silence: asyncio.Task[None] = asyncio.create_task(self._report_silence())
         try:
             done, _ = await asyncio.wait([work, *connected], return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -191,10 +215,24 @@ class Client:
             await asyncio.gather(*(self._announce(number, b"0") for number in self._numbers))
             return self._follower.flat
         finally:
-            tasks: list[asyncio.Task[Any]] = [work, *connected, *self._publishing]
+            tasks: list[asyncio.Task[Any]] = [work, silence, *connected, *self._publishing]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _report_silence(self) -> None:
+        """Say so where no server comes: its name may be another one."""
+        pause = LONG_S
+        while True:
+            await asyncio.sleep(pause)
+            if self._terms is not None:
+                return
+            _log.warning(
+                "%s has no training named %r; waiting for its server: is the name right, and does the server run?",
+                self._broker,
+                self._topics.name,
+            )
+            pause *= 2
 
     def _take(self, number: int, topic: str, payload: bytes) -> None:
         self._inbox.put_nowait((topic, payload, number))
@@ -349,6 +387,8 @@ class Client:
         try:
             self._policy.check(self._terms.order(newest.round), self._updates)
             payloads = await asyncio.to_thread(self._encoder.updates, newest.round, flat, clients)
+        except ConfigError:  # the next round would go no better
+            raise
         except FedmpddError as error:
             _log.warning("round %s: clients %s cannot send: %s", newest.round, clients[:5], error)
             return False
@@ -373,6 +413,13 @@ class Client:
         task = asyncio.get_running_loop().create_task(sending)
         self._publishing.add(task)  # the loop itself holds tasks weakly
         task.add_done_callback(self._publishing.discard)
+
+
+def _shown(value: Any) -> str:
+    """Shape and type of what should have been a gradient, in a line."""
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} {value.shape}"
+    return f"{type(value).__name__} {value!r:.60}"
 
 
 def _given(gradient: Gradient | None) -> Gradient:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -11,6 +12,8 @@ from fedmpdd.mqtt.broker import Broker
 
 _log = logging.getLogger("fedmpdd")
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 15.0  # seconds before connecting again; a broker that restarts is not stormed
+SHORT_S = 5.0  # a connection that was lost before: broker and way to it are not well yet
+MOST_SHORT = 3  # such connections in a row, from which on another process may be the reason
 _TAKEN_OVER = "taken over"  # another connection has the same identifier: they would throw each other out for ever
 _FINAL = ("not authori", "bad user", "banned", "unsupported protocol", "certificate", "not valid", _TAKEN_OVER)
 
@@ -45,6 +48,8 @@ class Connection:
         self._aliases: dict[str, int] = {}
         self._ready = asyncio.Event()
         self._pause = FIRST_PAUSE
+        self._begun: float | None = None  # when the connection was made that is here, or was lost just now
+        self._short = 0  # connections in a row that were lost at once
         self.count = 0  # connections so far
 
     async def run(self) -> None:
@@ -61,15 +66,26 @@ class Connection:
                 text = _words_of(error)
                 if self.count == 0 or any(words in text.lower() for words in _FINAL):
                     raise RunError(f"{self._broker} cannot be used: {text}; {_remedy(text)}") from None
-                _log.warning(
-                    "%s: the connection of %s is lost: %s; connecting again", self._broker, self._identifier, text
-                )
+                words = "connecting again" + self._judge()
+                _log.warning("%s: the connection of %s is lost: %s; %s", self._broker, self._identifier, text, words)
             finally:
                 self._ready.clear()
                 self._client = None
             # Some later than others: a broker that begins anew is not to be asked by all of them at once.
             await asyncio.sleep(self._pause * random.uniform(0.5, 1.0))
             self._pause = min(2 * self._pause, LONGEST_PAUSE)
+
+    def _judge(self) -> str:
+        """See how long the connection lasted that was lost, and return words where none of the last ones did."""
+        if self._begun is not None:
+            self._short = self._short + 1 if time.monotonic() - self._begun < SHORT_S else 0
+            if self._short < MOST_SHORT:
+                self._pause = FIRST_PAUSE
+        self._begun = None
+        # Brokers such as mosquitto 2.0.11 do not say that they ended one connection for another.
+        return "; if another process is this client, or this server, too, stop one of them" * (
+            self._short >= MOST_SHORT
+        )
 
     async def _talk(self) -> None:
         """Connect, and take messages until the connection is lost."""
@@ -84,7 +100,7 @@ class Connection:
         if self._topics:
             await client.subscribe([(topic, 1) for topic in self._topics])
         self._client = client
-        self._pause = FIRST_PAUSE
+        self._begun = time.monotonic()
         self.count += 1
         self._ready.set()
         if self._connected is not None:

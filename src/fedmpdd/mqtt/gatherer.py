@@ -22,8 +22,19 @@ _log = logging.getLogger("fedmpdd")
 MAX_VALUE, MAX_RATIO = 1e6, 1e3  # as in Flower: see fedmpdd.uplink.screening
 FUTURE = 2**15  # ages from here on are rounds to come
 ASK_AGAIN = 5.0  # seconds without news after which those whose update is missing are asked for it again
+SILENCES = (2, 4, 8, 16)  # after how many times in a round nobody misses the line that says who is waited for
 MOST_LINES = 5  # of a kind in the log, per round
 _NUMBER = re.compile(r"\d[\d.,e+-]*", re.ASCII)
+
+
+def level_of_silence(times: int) -> int:
+    """Return at which level of the log it stands that a round waits, where it waits for the so many-th time.
+
+    >>> level_of_silence(2) == logging.WARNING, level_of_silence(3) == logging.INFO
+    (True, True)
+    """
+    is_seen = times in SILENCES or times % SILENCES[-1] == 0
+    return logging.WARNING if is_seen else logging.INFO
 
 
 class Drops(Counter[str]):
@@ -68,11 +79,12 @@ class Gatherer:
 
     Args:
         terms: of the training.
-        ask_again: called with the clients whose update is missing where none has come for a while.
+        ask_again: called with the clients whose update is missing where none has come for a while; returns words on
+            them for the log.
 
     """
 
-    def __init__(self, terms: Terms, ask_again: Callable[[list[int]], None] | None = None) -> None:
+    def __init__(self, terms: Terms, ask_again: Callable[[list[int]], str] | None = None) -> None:
         self.terms = terms
         self._ask_again = ask_again
         self._news = threading.Condition()
@@ -187,7 +199,7 @@ class Gatherer:
         begun = quiet_since = time.monotonic()
         target = self._target
         with self._news:
-            seen = len(self._pending)
+            seen, silences = len(self._pending), 0
             while len(self._pending) < target:
                 if self._problem is not None:
                     raise RunError(self._problem)
@@ -200,26 +212,28 @@ class Gatherer:
                     seen, quiet_since = len(self._pending), time.monotonic()
                 elif time.monotonic() - quiet_since >= ASK_AGAIN:
                     quiet_since = time.monotonic()
-                    self._report_silence(target)
+                    silences += 1
+                    self._report_silence(target, silences)
                 if heartbeat is not None:
                     heartbeat()
             taken, self._pending = self._pending, {}
             self._counted_now = set(taken)
         return self._counted(taken)
 
-    def _report_silence(self, target: int) -> None:
+    def _report_silence(self, target: int, times: int) -> None:
         missing = [int(client) for client in self._asked if Contribution(int(client)) not in self._pending]
-        _log.info(
-            "round %s: %s of %s updates came; asking %s clients again: %s%s",
+        words = "" if self._ask_again is None else self._ask_again(missing)
+        _log.log(
+            level_of_silence(times),
+            "round %s: %s of %s updates came; asking %s clients again: %s%s%s",
             self._round,
             len(self._pending),
             target,
             len(missing),
             ", ".join(map(str, missing[:10])),
             " …" if len(missing) > 10 else "",
+            words,
         )
-        if self._ask_again is not None:
-            self._ask_again(missing)
 
     def _counted(self, taken: dict[Contribution, bytes]) -> Counted:
         """Read the updates, in the order of clients, and leave out those that cannot be meant."""

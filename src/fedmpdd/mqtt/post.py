@@ -116,6 +116,12 @@ class Post:
         except FedmpddError as error:
             self._problem = error
             self._fail(str(error))
+        except Exception as error:  # a fault of ours: without this line the round would wait for ever
+            _log.exception("%s: the server's connection has failed", self._broker)
+            self._problem = RunError(
+                f"{self._broker}: the server's connection has failed: {error!r}; go on with the run"
+            )
+            self._fail(str(self._problem))
         self._ready.set()
 
     async def _run(self) -> None:

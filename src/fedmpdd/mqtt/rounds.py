@@ -162,13 +162,12 @@ class Rounds:
         one_each = [(topics.to(client), message) for client, message in messages if client is not None]
         self._post.publish(one_each, retain=False)
 
-    def _ask_again(self, clients: list[int]) -> None:
+    def _ask_again(self, clients: list[int]) -> str:
         here = self._post.present
         away = [client for client in clients if client not in here]
-        if away:
-            _log.info("%s of them are not connected: %s", len(away), ", ".join(map(str, away[:10])))
         message = mark_clients(self._round, clients, self._terms.clients)
         self._post.publish([(self._topics.missing, message)], retain=False)
+        return f"; {len(away)} of them are not connected: {', '.join(map(str, away[:10]))}" if away else ""
 
 
 def message_of(number: int, sha256: str, bundle: bytes, contributions: Sequence[Contribution]) -> RoundMessage:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from fedmpdd.errors import FedmpddError, RunError, SecureSumError
-from fedmpdd.mqtt.gatherer import ASK_AGAIN, Counted, Drops
+from fedmpdd.mqtt.gatherer import ASK_AGAIN, Counted, Drops, level_of_silence
 from fedmpdd.mqtt.messages import Contribution
 from fedmpdd.mqtt.terms import Terms
 from fedmpdd.secure_sum import Phase, SecureServer, primitives
@@ -167,7 +167,7 @@ class SumGatherer:
         target = self._target(hall)
         # Until a sum can come about, waiting for clients to connect costs nothing.
         begun = None if hall.server.phase == Phase.ADVERTISE else time.monotonic()
-        asked = time.monotonic()
+        asked, silences = time.monotonic(), 0
         while True:
             here, missing = len(hall.answered), hall.missing
             if here >= target or not missing or here + len(missing) < threshold:
@@ -179,8 +179,8 @@ class SumGatherer:
                 self._log_leavers(hall)
                 return
             if now - asked >= ASK_AGAIN:
-                asked = now
-                self._ask_again(hall)
+                asked, silences = now, silences + 1
+                self._ask_again(hall, silences)
             left = ASK_AGAIN if begun is None else begun + wait - now
             try:
                 came = self._inbox.get(timeout=max(0.001, min(1.0, left)))
@@ -220,11 +220,18 @@ class SumGatherer:
         hall.answered.add(client)
         hall.nbytes += len(data)
 
-    def _ask_again(self, hall: "_Hall") -> None:
+    def _ask_again(self, hall: "_Hall", times: int) -> None:
         missing = sorted(hall.missing)
         text = ", ".join(map(str, missing[:10])) + (" …" if len(missing) > 10 else "")
         phase = hall.server.phase
-        _log.info("round %s, %s: asking %s clients again: %s", self._round, phase.name, len(missing), text)
+        _log.log(
+            level_of_silence(times),
+            "round %s, %s: asking %s clients again: %s",
+            self._round,
+            phase.name,
+            len(missing),
+            text,
+        )
         if phase == Phase.ADVERTISE:
             self._send([(None, hall.server.open())])
         else:

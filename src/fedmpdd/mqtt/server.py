@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedmpdd.codecs import Codec, Update
 from fedmpdd.codecs.registry import parameter_names
-from fedmpdd.documents import read_json, write_text
+from fedmpdd.documents import check_number, is_count, read_json, write_text
 from fedmpdd.errors import ConfigError, GradientError, JournalError, RunError
 from fedmpdd.mqtt.broker import Broker
 from fedmpdd.mqtt.follower import model_sha256
@@ -98,21 +99,35 @@ class Server:
         flat = np.asarray(model)
         if flat.ndim != 1 or flat.dtype != np.float32 or not np.isfinite(flat).all():
             raise ConfigError(f"the model is {flat.dtype} {flat.shape}; expected a vector of finite float32 [d]")
+        _check_kind("folder", folder, (str, Path), "a path")
+        _check_kind("robust", robust, (RobustMean, NoneType), "a RobustMean, or None")
+        _check_kind("secure", secure, (SecureRounds, NoneType), "SecureRounds, or None")
+        _check_kind("protection", protection, (Mapping, NoneType), 'a table, such as {"clip": 1.0}, or None')
+        check_number("lr", lr, 0.0, 1e300, "a finite number, not negative")
         self._folder = Path(folder)
         kept = self._kept_terms()
         chosen = int.from_bytes(os.urandom(7), "little") if seed is None else seed
         if kept is not None and seed is None:
             chosen = kept.seed
-        codecs = [codec] if isinstance(codec, Codec) else list(codec)
+        codecs = list(codec) if isinstance(codec, Sequence) and not isinstance(codec, str) else [codec]
+        for one in codecs:
+            _check_kind("codec", one, (Codec,), "a codec, such as fedmpdd.Peaks(m=7), or several")
         tables = [{"name": one.name, **_parameters(one)} for one in codecs]
         if not tables:
             raise ConfigError("codec = []: expected a codec, or several for clients with different links")
         trims = robust is not None and mean_bits is None and robust.trims(codecs[0], shared=keys == "shared")
+        layout = [flat.shape] if shapes is None else shapes
+        if not isinstance(layout, Sequence) or not all(
+            isinstance(one, Sequence) and all(map(is_count, one)) for one in layout
+        ):
+            raise ConfigError(
+                f"shapes = {layout!r:.60}: expected those of the model's parameters, such as [(10, 784), (10,)]"
+            )
         self._terms = Terms(
             codec=tables[0],
             links=tuple(tables) if len(tables) > 1 else (),
             link_spread=link_spread,
-            shapes=tuple(map(tuple, shapes or [flat.shape])),
+            shapes=tuple(map(tuple, layout)),
             seed=chosen,
             clients=clients,
             per_round=clients if per_round is None else per_round,
@@ -145,9 +160,7 @@ class Server:
         ]
         self._uplink = uplinks[0]
         self._mixed = MixedUplink(uplinks, range(len(uplinks)), self._terms.spread) if self._terms.links else None
-        self._rounds = Rounds(
-            Broker.parse(broker) if isinstance(broker, str) else broker, name, self._terms, replaces=replaces
-        )
+        self._rounds = Rounds(Broker.of(broker), name, self._terms, replaces=replaces)
 
     @property
     def terms(self) -> Terms:
@@ -239,6 +252,11 @@ class Server:
         if self._mixed is None:
             return self._uplink.mean(self._uplink.uploads_of(updates), weights)
         return self._mixed.mean(self._mixed.uploads_of(updates, number), weights, round_number=number)
+
+
+def _check_kind(name: str, value: object, kinds: tuple[type, ...], expected: str) -> None:
+    if not isinstance(value, kinds):
+        raise ConfigError(f"{name} = {value!r:.60}: expected {expected}")
 
 
 def _parameters(codec: Codec) -> dict[str, Any]:

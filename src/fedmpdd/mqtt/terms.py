@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import re
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
@@ -38,6 +39,8 @@ TAG_BYTES = 4  # of the hash, in every message: enough to tell trainings apart
 LARGEST_TERMS = 2**20
 MOST_CLIENTS = 2**32  # whose numbers take four bytes
 MOST_ROUNDS = 2**32 - 2
+_COUNTS = ("seed", "clients", "per_round", "sampling_seed", "rounds")
+_TYPES = {"server": StepRule, "schedule": Schedule, "arrivals": Arrivals, "error_feedback": bool}
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _CLIENT_STREAM = 0  # of the random numbers of a run: see fedmpdd.simulation.sampling
 
@@ -97,6 +100,12 @@ class Terms:
 
     def __post_init__(self) -> None:
         """Raise an InputError for terms that nobody can keep."""
+        for name in _COUNTS:
+            if not is_count(value := getattr(self, name)):
+                raise ConfigError(f"{name} = {value!r:.40}, expected a whole number from 0 to 2^63 − 1")
+        for name, kind in _TYPES.items():
+            if not isinstance(value := getattr(self, name), kind):
+                raise ConfigError(f"{name} = {value!r:.60}, expected a value of type {kind.__name__}")
         if not 1 <= self.per_round <= self.clients:
             raise ConfigError(f"per_round = {self.per_round} of clients = {self.clients}: expected 1 to all of them")
         if self.clients > MOST_CLIENTS or self.per_round > MOST_UPDATES or self.rounds > MOST_ROUNDS:
@@ -123,6 +132,8 @@ class Terms:
             )
         if unknown := set(self.protection) - set(_PROTECTION):
             raise ConfigError(f"protection has {sorted(unknown)}; expected some of {', '.join(_PROTECTION)}")
+        if self.link_spread not in ("middle", "inf"):
+            check_number("link_spread", self.link_spread, 0.0, math.inf, '"middle", "inf" or a number, 0 or more')
         if self.links:
             self._check_links()
         for link in range(len(self.sessions)):
@@ -168,8 +179,6 @@ class Terms:
 
     def _check_links(self) -> None:
         check_links(self.keys, sums=bool(self.secure))
-        if isinstance(self.link_spread, str) and self.link_spread not in ("middle", "inf"):
-            raise ConfigError(f'link_spread = {self.link_spread!r}: expected "middle", "inf" or a number, 0 or more')
         lengths = [session.frame_bytes() for session in self.sessions]
         if len(set(lengths)) < len(lengths):
             raise ConfigError(
@@ -296,7 +305,7 @@ class Terms:
 
 def _typed(values: dict[str, Any]) -> dict[str, Any]:
     """The fields of terms from their JSON, each of the type that it must have."""
-    for name in ("seed", "clients", "per_round", "sampling_seed", "rounds"):
+    for name in _COUNTS:
         if not is_count(values[name]):
             raise ValueError(f"{name} = {values[name]!r:.40}, expected a whole number")
     shapes = values["shapes"]
