@@ -50,6 +50,7 @@ def test_terms_with_links_come_back_as_they_were() -> None:
         ({"keys": "partitioned"}, CodecError, "slots of different lengths"),
         ({"links": (TABLES[0], {"name": "mpdd", "m": 40, "bits": 1})}, ConfigError, "codec of another size"),
         ({"link_spread": "wide"}, ConfigError, "middle"),
+        ({"links": (), "link_spread": -1.0}, ConfigError, "0 or more"),
         ({"links": (TABLES[0], {"name": "signsgd"})}, CodecError, "does not state the error"),
     ],
 )

@@ -24,7 +24,7 @@ class Connection:
     Args:
         broker: to connect to.
         identifier: by which the broker knows this side again.
-        topics: to subscribe to.
+        topics: to subscribe to, at least one: by the answer it is known that the connection lasts.
         receive: called with topic and payload of every message.
         will: topic and payload that the broker publishes when the connection is lost.
         connected: called after every connection was made, before messages come.
@@ -97,8 +97,8 @@ class Connection:
 
     async def _begin(self, client: Any) -> None:
         self._aliases.clear()
-        if self._topics:
-            await client.subscribe([(topic, 1) for topic in self._topics])
+        # A broker that ends a connection as soon as it made it would go unnoticed otherwise.
+        await client.subscribe([(topic, 1) for topic in self._topics])
         self._client = client
         self._begun = time.monotonic()
         self.count += 1
