@@ -176,19 +176,26 @@ class SumGatherer:
             if begun is None and here >= threshold:
                 begun = now
             if begun is not None and now - begun >= wait:
-                self._log_leavers(hall)
+                for _ in range(self._inbox.qsize()):  # what came in time counts, however long it takes to read
+                    self._take_next(hall, 0.0)
+                if hall.missing and len(hall.answered) < target:
+                    self._log_leavers(hall)
                 return
             if now - asked >= ASK_AGAIN:
                 asked, silences = now, silences + 1
                 self._ask_again(hall, silences)
             left = ASK_AGAIN if begun is None else begun + wait - now
-            try:
-                came = self._inbox.get(timeout=max(0.001, min(1.0, left)))
-            except queue.Empty:
-                continue
-            if isinstance(came, RunError):
-                raise came
-            self._take(hall, *came)
+            self._take_next(hall, min(1.0, left))
+
+    def _take_next(self, hall: "_Hall", patience: float) -> None:
+        """Take the next message, if one comes in these seconds."""
+        try:
+            came = self._inbox.get(timeout=max(0.001, patience))
+        except queue.Empty:
+            return
+        if isinstance(came, RunError):
+            raise came
+        self._take(hall, *came)
 
     def _target(self, hall: "_Hall") -> int:
         """After how many answers the phase is over."""
