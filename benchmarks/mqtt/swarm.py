@@ -208,6 +208,8 @@ class Swarm:
             return
         if topic != self.topics.round:
             return
+        if not payload:  # the retained message of a training before was cleared
+            return
         (round_number,) = struct.unpack_from("<I", payload, 4)
         self.rounds_heard += 1
         if payload[1] & 32:
