@@ -18,15 +18,15 @@ test test-slow test-all: export OMP_NUM_THREADS := 1
 test: lint
 	$(BIN)/python -m pytest -m "not slow" -n $(CORES) --durations=15
 
-# Everything that `test` leaves out. Tests over real nodes mostly wait: they run beside the others, in two groups, and
-# speak afterwards.
+# Everything that `test` leaves out. Tests over real nodes mostly wait: they run in two groups side by side, after the
+# others, whose processes have the cores to themselves.
 FAULTS  := tests/flower/test_faults.py tests/flower/test_secure_deployment.py
 SOCKETS := tests/flower/test_bytes.py tests/flower/test_deployment.py tests/flower/test_llm_deployment.py
 test-slow: $(VENV)/.installed
 	@mkdir -p build; \
+	$(BIN)/python -m pytest -m slow $(FAULTS:%=--ignore=%) $(SOCKETS:%=--ignore=%) -n $(CORES) --durations=15; status=$$?; \
 	$(BIN)/python -m pytest -m slow $(FAULTS) --durations=15 >build/faults.log 2>&1 & faults=$$!; \
 	$(BIN)/python -m pytest -m slow $(SOCKETS) --durations=15 >build/sockets.log 2>&1 & sockets=$$!; \
-	$(BIN)/python -m pytest -m slow $(FAULTS:%=--ignore=%) $(SOCKETS:%=--ignore=%) -n $(CORES) --durations=15; status=$$?; \
 	wait $$faults || status=$$?; wait $$sockets || status=$$?; cat build/faults.log build/sockets.log; exit $$status
 
 test-all: test
